@@ -1,0 +1,192 @@
+"""Scoring speed and memory against peers, both sides interleaved in one run and one thread each.
+
+Prints a table and exits with 1 where a goal is missed by more than 20 per cent. Run it with `make bench`.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import py_sod_metrics as sod
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from scipy.ndimage import gaussian_filter
+from torchmetrics.classification import BinaryCalibrationError
+
+from densecal.evaluation import CHUNK, evaluate
+from densecal.metrics import CalibrationMeter, SegmentationMeter
+from densecal.metrics.levels import level_rows
+from densecal.metrics.segmentation import count_levels
+from densecal.scoring import Settings
+
+torch.set_num_threads(1)
+SIZE = (300, 400)
+TOLERANCE = 0.8
+
+
+def blob_map(seed):
+    """What saliency maps look like: one soft object, a confident background, some doubt; 8 bits."""
+    rng = np.random.default_rng(seed)
+    height, width = SIZE
+    y, x = np.mgrid[:height, :width]
+    radius = rng.uniform(40, 110)
+    distance = radius - np.hypot(y - rng.uniform(80, 220), (x - rng.uniform(100, 300)) * rng.uniform(0.6, 1.4))
+    z = distance / 6 + gaussian_filter(rng.normal(size=SIZE), 12) * 60
+    mask = distance + gaussian_filter(rng.normal(size=SIZE), 8) * 60 > 0
+    return (255 / (1 + np.exp(-z))).round().astype(np.uint8), mask
+
+
+def ours(pairs, full):
+    """Calibration and segmentation figures of decoded 8-bit maps."""
+    meter, scores = CalibrationMeter(boundary=False), SegmentationMeter(full=full)
+    counts = np.stack([count_levels(p, y)[0] for p, y in pairs])
+    meter.sketch.add_levels(counts.sum(axis=0)[None])
+    meter.sketch.add_rows(level_rows(counts, 10))
+    for (p, y), own in zip(pairs, counts, strict=True):
+        scores.update(p, y, own)
+    return meter.compute(), scores.compute()
+
+
+def peers(pairs, full):
+    """The same figures from torchmetrics and PySODMetrics."""
+    parts = [sod.Fmeasure(), sod.Emeasure(), sod.MAE()]
+    if full:
+        parts += [sod.Smeasure(), sod.WeightedFmeasure()]
+    else:
+        error = BinaryCalibrationError(n_bins=10)
+    for p, y in pairs:
+        if not full:
+            error.update(torch.from_numpy(p.astype(np.float32) / 255).flatten(), torch.from_numpy(y).flatten())
+        for part in parts:
+            part.step(pred=p, gt=y.astype(np.uint8) * 255)
+    if not full:
+        error.compute()
+    return [part.get_results() for part in parts]
+
+
+def ratio(first, second, rounds):
+    """Median over rounds of time(second) / time(first), run alternately."""
+    first(), second()
+    ratios, times = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        first()
+        middle = time.perf_counter()
+        second()
+        ratios.append((time.perf_counter() - middle) / (middle - start))
+        times.append(middle - start)
+    return statistics.median(ratios), statistics.median(times)
+
+
+def decode(pairs):
+    for pair in pairs:
+        for path in pair:
+            np.asarray(Image.open(path))
+
+
+def decode_all(pairs, pool):
+    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    list(pool.map(decode, chunks))
+
+
+def write_pairs(folder, count):
+    """PNG pairs; 50 different ones, linked under many names."""
+    for part in ("maps", "masks"):
+        (folder / part).mkdir()
+    for i in range(count):
+        if i < 50:
+            p, y = blob_map(i)
+            Image.fromarray(p).save(folder / "maps" / f"{i:04}.png")
+            Image.fromarray(y).save(folder / "masks" / f"{i:04}.png")
+        else:
+            for part in ("maps", "masks"):
+                os.link(folder / part / f"{i % 50:04}.png", folder / part / f"{i:04}.png")
+    return [(folder / "maps" / f"{i:04}.png", folder / "masks" / f"{i:04}.png") for i in range(count)]
+
+
+def command_speed(folder, rounds=5):
+    """Decoding time over `evaluate --metrics fast` time, two workers each, start-up not counted."""
+    pairs = write_pairs(folder, 1000)
+    settings = Settings(full=False)
+    ratios = []
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["densecal.scoring"])
+    for _ in range(rounds):
+        with ProcessPoolExecutor(2, mp_context=context) as pool:
+            decode_all(pairs[:64], pool)
+            start = time.perf_counter()
+            decode_all(pairs, pool)
+            decoding = time.perf_counter() - start
+        ratios.append(decoding / evaluation_seconds(folder, settings))
+    return statistics.median(ratios)
+
+
+def evaluation_seconds(folder, settings):
+    """Time of an evaluation from its first finished chunk, when start-up is over, scaled to all pairs."""
+    stamps = []
+    evaluate(
+        folder / "maps", folder / "masks", settings=settings, workers=2,
+        progress=lambda done, total: stamps.append((done, time.perf_counter())),
+    )  # fmt: skip
+    (first, begin), (last, end) = stamps[0], stamps[-1]
+    return (end - begin) * last / (last - first)
+
+
+def peak_memory(folder, count):
+    """Peak resident memory in MiB of an evaluation of ``count`` pairs, in a process of its own."""
+    place = folder / f"n{count}"
+    place.mkdir()
+    write_pairs(place, count)
+    code = (
+        "import sys, resource\nfrom pathlib import Path\nfrom densecal.evaluation import evaluate\n"
+        "root = Path(sys.argv[1])\nevaluate(root / 'maps', root / 'masks', workers=1)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(place)], check=True, capture_output=True, text=True)
+    return float(out.stdout)
+
+
+def main():
+    pairs = [blob_map(seed) for seed in range(100)]
+    rows = []
+    speed, seconds = ratio(lambda: ours(pairs, False), lambda: peers(pairs, False), 5)
+    rows.append(("calibration + F + E + MAE, times faster than torchmetrics + PySODMetrics", speed, 15, "at least"))
+    fast_ms = 1000 * seconds / len(pairs)
+    speed, seconds = ratio(lambda: ours(pairs, True), lambda: peers(pairs, True), 3)
+    rows.append(("full set with S and weighted F, times faster than PySODMetrics' five", speed, 5, "at least"))
+    full_ms = 1000 * seconds / len(pairs)
+    with tempfile.TemporaryDirectory() as folder:
+        speed = command_speed(Path(folder))
+        rows.append(("evaluate --metrics fast over decoding alone, 1,000 PNG pairs, 2 workers", speed, 0.7, "at least"))
+    with tempfile.TemporaryDirectory() as folder:
+        memory = peak_memory(Path(folder), 3000) / peak_memory(Path(folder), 100)
+        rows.append(("peak memory, 3,000 maps over 100 maps", memory, 1.2, "at most"))
+    table = Table(title=f"Scoring 400 x 300 maps ({fast_ms:.2f} ms a map fast, {full_ms:.2f} ms full)")
+    for heading in ("what", "measured", "goal"):
+        table.add_column(heading)
+    missed = []
+    for what, value, goal, sense in rows:
+        reached = value >= goal if sense == "at least" else value <= goal
+        failed = value < TOLERANCE * goal if sense == "at least" else value > goal / TOLERANCE
+        table.add_row(what, f"{value:.2f}" + ("" if reached else " (missed)"), f"{sense} {goal}")
+        missed += [what] if failed else []
+    Console(width=140).print(table)
+    print(json.dumps({what: round(value, 3) for what, value, _, _ in rows}))
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

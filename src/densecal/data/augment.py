@@ -1,0 +1,139 @@
+"""Augmentation on the batch's device: one affine map a sample moves image and mask together."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from densecal.draws import uniform
+
+Kind = Literal["none", "paper", "code"]
+Padding = Literal["reflection", "zeros"]
+
+_STREAM = 201  # apart from the draws that perturb labels
+_TRANSLATION = 0.1  # of the side
+_SMALLEST_CROP = 0.8  # of the side
+_CODE_BORDER = 30  # pixels the authors' crop takes at most ...
+_CODE_SIDE = 400  # ... of their images' longer side; packed images have another size
+_CODE_ROTATIONS = (-15, 15)
+_CODE_ROTATION_PROBABILITY = 0.2
+
+
+def augment(
+    images: Tensor,
+    masks: Tensor,
+    index: Tensor,
+    epoch: int,
+    seed: int,
+    kind: Kind,
+    ignore_index: int = 255,
+) -> tuple[Tensor, Tensor]:
+    """Augment a batch; what happens to a sample is a function of (seed, epoch, index) alone.
+
+    ``paper``: horizontal flip (probability 1/2), translation by up to 10 % of the side, crop that keeps 80 to
+    100 % of the side. What comes into view beyond the edge is the mirror image, in image and foreground mask
+    alike, so that pixels and labels still belong together.
+
+    ``code``: as the authors' program: flip, centred crop to W-30..W-1 by H-30..H-1 (of sides of 400 pixels),
+    rotation by a whole number of degrees in [-15, 14] with probability 0.2 that leaves the corners black and
+    background. Their rotation interpolates bicubically; here all is one bilinear step.
+
+    Args:
+        images: (B, 3, H, W) floats in [0, 1].
+        masks: Foreground masks (B, 1, H, W) float, or labels (B, H, W) long.
+        index: Sample ids, shape (B,).
+        epoch: Epoch, from 0.
+        seed: Seed of the run.
+        kind: ``none``, ``paper`` or ``code``.
+        ignore_index: The label of pixels beyond the edge in label masks, where nothing is known.
+
+    Returns:
+        Images and masks of the same shapes and types.
+    """
+    if kind == "none":
+        return images, masks
+    if kind not in ("paper", "code"):
+        raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code")
+    draws = uniform(seed, epoch, index.to(images.device, non_blocking=True), stream=_STREAM, count=6)
+    matrix, shift = _paper(draws) if kind == "paper" else _code(draws)
+    sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so it is the last step back
+    mirror = torch.cat((sign, torch.ones_like(sign)), dim=1)
+    padding: Padding = "reflection" if kind == "paper" else "zeros"
+    return warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index)
+
+
+def _paper(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale by the crop; shift by the crop's place and the translation, in units where the side is 2."""
+    scale = 1.0 - (1.0 - _SMALLEST_CROP) * draws[:, 1]
+    place = (1.0 - scale)[:, None] * (2.0 * draws[:, 2:4] - 1.0)
+    translation = 2.0 * _TRANSLATION * (2.0 * draws[:, 4:6] - 1.0)
+    return scale[:, None, None] * torch.eye(2, device=draws.device), place + translation
+
+
+def _code(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate, then scale by the two sides of the crop; nothing moves the centre."""
+    removed = torch.floor(draws[:, 1:3] * _CODE_BORDER) + 1.0
+    scale = 1.0 - removed / _CODE_SIDE
+    low, high = _CODE_ROTATIONS
+    degrees = torch.floor(draws[:, 3] * (high - low)) + low
+    degrees = torch.where(draws[:, 4] < _CODE_ROTATION_PROBABILITY, degrees, torch.zeros_like(degrees))
+    sine, cosine = torch.sin(degrees * math.pi / 180.0), torch.cos(degrees * math.pi / 180.0)
+    rotation = torch.stack((cosine, -sine, sine, cosine), dim=1).view(-1, 2, 2)
+    return scale[:, :, None] * rotation, torch.zeros_like(scale)
+
+
+def warp(
+    images: Tensor,
+    masks: Tensor,
+    matrix: Tensor,
+    shift: Tensor,
+    padding: Padding,
+    ignore_index: int = 255,
+) -> tuple[Tensor, Tensor]:
+    """Fetch every output pixel from ``matrix @ (its offset from the centre)``, moved by ``shift``.
+
+    Args:
+        images: (B, 3, H, W) floats; bilinear.
+        masks: (B, 1, H, W) float, bilinear; or (B, H, W) long, nearest.
+        matrix: (B, 2, 2), acting on (x, y) in pixels.
+        shift: (B, 2), in half widths and half heights.
+        padding: What lies beyond the edge of images and foreground masks.
+        ignore_index: What lies beyond the edge of label masks.
+
+    Returns:
+        Images and masks; a sample with the identity map comes back unchanged to the last bit.
+    """
+    height, width = images.shape[-2:]
+    matrix, shift = matrix.float(), shift.float()
+    # Written out: a matrix product may run in bfloat16 (autocast) or TF32 and miss by a pixel.
+    x = _centres(width, images.device)[None, None, :]
+    y = _centres(height, images.device)[None, :, None]
+    a, b, c, d = (matrix[:, i, j, None, None] for i in (0, 1) for j in (0, 1))
+    u = a * x + (b * (height / width)) * y + shift[:, 0, None, None]
+    v = (c * (width / height)) * x + d * y + shift[:, 1, None, None]
+    grid = torch.stack((u, v), dim=-1)
+    moved_images = _sample(images.float(), grid, "bilinear", padding).to(images.dtype)
+    if masks.is_floating_point():
+        moved_masks = _sample(masks.float(), grid, "bilinear", padding).to(masks.dtype)
+    else:
+        labels = masks[:, None].float() - ignore_index  # so that the zeros beyond the edge mean void
+        moved = _sample(labels, grid, "nearest", "zeros")[:, 0] + ignore_index
+        moved_masks = moved.to(masks.dtype)
+    # Sampling in float32 misses pixel centres by 1e-5 pixels; where nothing moves, nothing may change.
+    still = (matrix == torch.eye(2, device=matrix.device)).flatten(1).all(1) & (shift == 0).all(1)
+    return (
+        torch.where(still[:, None, None, None], images, moved_images),
+        torch.where(still.view(-1, *[1] * (masks.ndim - 1)), masks, moved_masks),
+    )
+
+
+def _centres(count: int, device: torch.device) -> Tensor:
+    return (2.0 * torch.arange(count, device=device, dtype=torch.float32) + 1.0) / count - 1.0
+
+
+def _sample(data: Tensor, grid: Tensor, mode: str, padding: str) -> Tensor:
+    return grid_sample(data, grid, mode=mode, padding_mode=padding, align_corners=False)

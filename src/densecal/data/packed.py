@@ -1,0 +1,403 @@
+"""A data set decoded and resized once into memory-mapped files, so that no epoch waits for decoding."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.data.decoding import Job, decode_all
+from densecal.data.sources import Source
+from densecal.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+FORMAT = "densecal-packed"
+VERSION = 1
+MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
+
+_LOG = logging.getLogger(__name__)
+
+
+class Packed:
+    """An open cache: ``images`` uint8 (N, size, size, 3) and ``masks`` uint8 (N, size, size), read-only maps.
+
+    Attributes:
+        folder: Where the cache lies.
+        names: Sample names; the position is the sample id.
+        size: Side of the images in pixels.
+        classes: 1 for soft foreground masks (0 to 255), else the number of classes of the label masks.
+        original_sizes: (height, width) of every image before resizing.
+        warnings: What packing found worth saying, such as masks with grey values.
+        rebuilt: Why ``pack`` built the cache anew; empty when it was used as it was.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.names: list[str] = manifest["names"]
+        self.size: int = manifest["size"]
+        self.classes: int = manifest["classes"]
+        self.original_sizes: list[tuple[int, int]] = [(h, w) for h, w in manifest["original_sizes"]]
+        self.warnings: list[str] = manifest["warnings"]
+        self.rebuilt = ""
+        self._manifest = manifest
+        shape = (len(self.names), self.size, self.size)
+        self.images: NDArray[np.uint8] = np.memmap(folder / IMAGES, np.uint8, "r", shape=(*shape, 3))
+        self.masks: NDArray[np.uint8] = np.memmap(folder / MASKS, np.uint8, "r", shape=shape)
+        self._on_device: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Path, dict[str, Any]]]:
+        """Another process maps the files again instead of receiving their content."""
+        return _reopen, (self.folder, self._manifest)
+
+    def batch(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
+        """Gather samples.
+
+        Args:
+            indices: Sample ids, shape (B,).
+
+        Returns:
+            uint8 images (B, 3, size, size), channels last in memory, and uint8 masks (B, size, size), in
+            pinned memory where CUDA is present, or on the device after ``resident``.
+        """
+        import torch
+
+        if self._on_device is not None:
+            images, masks = self._on_device
+            where = torch.as_tensor(indices, dtype=torch.int64).to(images.device, non_blocking=True)
+            return images.index_select(0, where).permute(0, 3, 1, 2), masks.index_select(0, where)
+        rows = np.asarray(indices, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"indices: found {rows.min()} to {rows.max()}; expected 0 to {len(self) - 1}")
+        pinned = torch.cuda.is_available()
+        gathered = []
+        for data in (self.images, self.masks):
+            out = torch.empty((len(rows), *data.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+            # Any mode but "raise" lets numpy write into `out` without a buffer; the bounds are checked above.
+            np.take(data, rows, axis=0, out=out.numpy(), mode="clip")
+            gathered.append(out)
+        return gathered[0].permute(0, 3, 1, 2), gathered[1]
+
+    def resident(self, device: torch.device | str) -> bool:
+        """Move the whole cache to a CUDA device when it takes at most half of the memory free there.
+
+        Args:
+            device: Where training runs.
+
+        Returns:
+            Whether ``batch`` now gathers on the device. Other devices read the map: always ``False``.
+        """
+        import torch
+
+        device = torch.device(device)
+        if device.type != "cuda":
+            return False
+        free, _ = torch.cuda.mem_get_info(device)
+        if self.images.nbytes + self.masks.nbytes > free // 2:
+            return False
+        self._on_device = (_copied_to(self.images, device), _copied_to(self.masks, device))
+        return True
+
+
+def open_packed(folder: str | Path, verify: bool = False) -> Packed:
+    """Open a cache that ``pack`` built.
+
+    Args:
+        folder: The cache.
+        verify: Also read the data and compare its hashes with the manifest.
+
+    Raises:
+        InputError: If the folder holds no complete cache.
+    """
+    found = _try_open(Path(folder), None, verify)
+    if isinstance(found, str):
+        raise InputError(folder, found, "a cache built by `densecal data pack`")
+    return found
+
+
+def pack(
+    source: Source,
+    names: Sequence[str],
+    size: int,
+    folder: str | Path,
+    classes: int = 1,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    verify: bool = False,
+    ignore_index: int = 255,
+) -> Packed:
+    """Open the cache of these samples, building it when it is missing or no longer matches the source.
+
+    Images are resized bilinearly with antialiasing. Foreground masks are binarised at > 127 and resized the
+    same way, which makes them soft at the borders; label masks take the nearest pixel.
+
+    Args:
+        source: Where images and masks are read.
+        names: Samples, in the order of their ids.
+        size: Side of the square images in pixels.
+        folder: The cache; must be new, empty, or a cache.
+        classes: 1 for foreground masks, else the number of classes.
+        workers: Decoding processes; ``None`` takes one a core, 1 decodes in this process. A script that packs
+            with several guards its main part with ``if __name__ == "__main__"``, as for any process pool.
+        progress: Called with (samples done, samples in all).
+        verify: Check the hashes of an existing cache's data too.
+        ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
+
+    Returns:
+        The open cache; ``rebuilt`` says why an existing one was not used.
+
+    Raises:
+        InputError: If a file is bad (named; nothing is left behind), or the folder holds other files.
+    """
+    folder = Path(folder).absolute()
+    if size < 1 or classes < 1:
+        raise ValueError(f"found size={size}, classes={classes}; expected positive integers")
+    wanted = _description(source, names, size, classes, ignore_index)
+    _refuse_foreign(folder)
+    found = _try_open(folder, wanted, verify)
+    if isinstance(found, Packed):
+        return found
+    if folder.exists() and os.listdir(folder):
+        _LOG.warning("%s: %s; the cache is rebuilt", folder, found)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        with _build_folder(folder) as build:
+            _build(build, source, wanted, workers, progress)
+            packed = _publish(build, folder, wanted, verify)
+    except OSError as error:
+        need = f"a folder that can be written, with {len(names) * size * size * 4:,} bytes free"
+        raise InputError(folder.parent, error.strerror or str(error), need) from error
+    packed.rebuilt = found
+    return packed
+
+
+def _description(source: Source, names: Sequence[str], size: int, classes: int, ignore_index: int) -> dict[str, Any]:
+    """The part of the manifest that is known before decoding; a cache is current when it agrees."""
+    if not names:
+        raise InputError("names", "no samples", "at least one")
+    if len(set(names)) != len(names):
+        raise ValueError("names: found a name twice; expected unique names")
+    unknown = sorted(set(names) - set(source.names))
+    if unknown:
+        raise InputError("names", f"{unknown[0]!r}, which is not in the source", "names of the source")
+    source.mask_location(names[0])
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(source.fingerprint(name).encode("utf-8", "surrogateescape") + b"\n\n")
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "size": size,
+        "classes": classes,
+        "ignore_index": ignore_index if classes > 1 else None,
+        "names": list(names),
+        "fingerprints": digest.hexdigest(),
+    }
+
+
+def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool) -> Packed | str:
+    """Open a cache, or say why it cannot be used."""
+    if not folder.exists():
+        return "does not exist"
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "no manifest"
+    except (OSError, ValueError):
+        return "an unreadable manifest"
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return "a manifest of something else"
+    if manifest.get("version") != VERSION:
+        return f"format version {manifest.get('version')} (wanted {VERSION})"
+    if wanted is not None:
+        reason = _difference(manifest, wanted)
+        if reason:
+            return reason
+    try:
+        pixels = len(manifest["names"]) * manifest["size"] ** 2
+        for file, expected in ((IMAGES, 3 * pixels), (MASKS, pixels)):
+            actual = (folder / file).stat().st_size
+            if actual != expected:
+                return f"{file} has {actual:,} bytes (wanted {expected:,})"
+        packed = Packed(folder, manifest)
+        if verify:
+            for file, expected in manifest["sha256"].items():
+                if _sha256(folder / file) != expected:
+                    return f"{file} does not have the hash of the manifest"
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return f"incomplete ({error})"
+    return packed
+
+
+def _difference(manifest: dict[str, Any], wanted: dict[str, Any]) -> str:
+    for key in ("size", "classes", "ignore_index"):
+        if manifest.get(key) != wanted[key]:
+            return f"{key} {manifest.get(key)} (wanted {wanted[key]})"
+    if manifest.get("names") != wanted["names"]:
+        return "other samples"
+    if manifest.get("fingerprints") != wanted["fingerprints"]:
+        return "source files that have changed"
+    return ""
+
+
+def _build(
+    build: Path,
+    source: Source,
+    wanted: dict[str, Any],
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write the data files and, last, the manifest."""
+    names, size = wanted["names"], wanted["size"]
+    for file, channels in ((IMAGES, 3), (MASKS, 1)):
+        with (build / file).open("wb") as stream:
+            stream.truncate(len(names) * size * size * channels)
+    classes, ignore_index = wanted["classes"], wanted["ignore_index"]
+    job = Job(source, names, size, classes, ignore_index, build / IMAGES, build / MASKS)
+    facts = decode_all(job, workers, progress)
+    warnings = []
+    grey = [name for name, (_, _, is_grey) in zip(names, facts, strict=True) if is_grey]
+    if grey:
+        first = ", ".join(grey[:5])
+        warnings.append(f"{len(grey)} of {len(names)} masks hold grey values, binarised at > 127 ({first})")
+    manifest = {
+        **wanted,
+        "sha256": {file: _sha256(build / file) for file in (IMAGES, MASKS)},
+        "original_sizes": [(height, width) for height, width, _ in facts],
+        "warnings": warnings,
+    }
+    (build / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    for file in (IMAGES, MASKS, MANIFEST):
+        # After a power failure a renamed folder must not hold files that never reached the disk.
+        with (build / file).open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) -> Packed:
+    """Put a finished build in place; if another process was first with the same, use that one."""
+    own = _try_open(build, wanted, verify=False)
+    if isinstance(own, str):
+        raise InputError(build, own, "the cache just built")
+    while True:
+        try:
+            os.rename(build, folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            own.folder = folder  # the maps stay open, whatever happens to the folder from here on
+            return own
+        other = _try_open(folder, wanted, verify)
+        if isinstance(other, Packed):
+            return other
+        _refuse_foreign(folder)
+        aside = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
+    found = _try_open(folder, None, verify=False)
+    if isinstance(found, str):
+        raise InputError(folder, found, "the cache that was open")
+    if found._manifest["sha256"] != manifest["sha256"]:
+        raise InputError(folder, "another cache since it was opened", "the cache that was open")
+    return found
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A cache is replaced as a whole, so a folder with anything else in it is not taken for one."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(folder, "a file", "a new or empty folder, or a cache")
+    if folder.is_dir():
+        foreign = sorted(set(os.listdir(folder)) - {MANIFEST, IMAGES, MASKS})
+        if foreign:
+            raise InputError(folder, f"other files ({', '.join(foreign[:5])})", "a new or empty folder, or a cache")
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name}.building-"
+
+
+@contextlib.contextmanager
+def _build_folder(folder: Path) -> Iterator[Path]:
+    """A folder of this process's own beside the cache, gone afterwards unless it was renamed."""
+    while True:
+        build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
+        build.mkdir()
+        with _locked(build, wait=True):
+            if not build.exists():
+                continue  # another process took it for abandoned before it was locked
+            try:
+                yield build
+            finally:
+                shutil.rmtree(build, ignore_errors=True)
+            return
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left; a living one holds the lock of its build folder."""
+    for entry in list(os.scandir(folder.parent)):
+        if entry.name.startswith(_prefix(folder)):
+            with _locked(Path(entry.path), wait=False) as locked:
+                if locked:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[bool]:
+    """Try to hold a folder's advisory lock, which the system drops when the process ends, however it ends."""
+    if sys.platform == "win32":
+        yield False
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        locked = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held by another process, or a file system without locks
+            locked = False
+        yield locked
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _copied_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """Copy a map to a device piece by piece, so that the host never holds it twice."""
+    import torch
+
+    whole = torch.empty(data.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(data), 256):
+        whole[start : start + 256] = torch.from_numpy(np.array(data[start : start + 256]))
+    return whole

@@ -1,0 +1,287 @@
+"""Where images and masks come from: two folders, zip files read in place, or a list file."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.data.images import IMAGE_SUFFIXES, read_image, read_mask
+from densecal.errors import InputError
+
+MAX_MEMBER_BYTES = 1 << 28
+"""A larger zip member is refused before it is unpacked."""
+
+_NAMED_IN_ERRORS = 5
+
+
+@dataclass(frozen=True)
+class Location:
+    """One file: on disk, or a member of a zip file.
+
+    Attributes:
+        path: The file, or the zip file that holds it.
+        member: Name inside the zip; empty for a file on disk.
+        size: Uncompressed size of the member in bytes.
+        crc: The member's CRC-32.
+    """
+
+    path: Path
+    member: str = ""
+    size: int = 0
+    crc: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    def fingerprint(self) -> str:
+        """Identity without reading the content; changes when the file does."""
+        if self.member:
+            return f"{self.member}|{self.size}|{self.crc:08x}"
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise InputError(self.path, error.strerror or "unreadable", "a readable file") from None
+        return f"{self.path.absolute()}|{status.st_size}|{status.st_mtime_ns}"
+
+
+@dataclass
+class Source:
+    """Named pairs of an image and a mask, read when asked for; safe to share between threads and processes.
+
+    Attributes:
+        names: Sorted stems of the files; unique.
+        has_masks: Whether every image has a mask (else none has).
+    """
+
+    _images: Mapping[str, Location]
+    _masks: Mapping[str, Location]
+    names: list[str] = field(init=False)
+    has_masks: bool = field(init=False)
+    _zips: dict[tuple[int, Path], zipfile.ZipFile] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.names = sorted(self._images)
+        self.has_masks = bool(self._masks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open zip files behind: another process opens its own."""
+        return {**self.__dict__, "_zips": {}}
+
+    def image(self, name: str) -> NDArray[np.uint8]:
+        """Read an image as RGB, uint8 (H, W, 3)."""
+        where = self._images[name]
+        return read_image(self._open(where), str(where))
+
+    def mask(self, name: str, classes: int | None = None) -> NDArray[np.uint8]:
+        """Read a mask, uint8 (H, W): grey levels, or class indices when ``classes`` is above 1."""
+        where = self.mask_location(name)
+        return read_mask(self._open(where), str(where), classes)
+
+    def image_location(self, name: str) -> Location:
+        """Where an image lies; what messages about it should name."""
+        return self._images[name]
+
+    def mask_location(self, name: str) -> Location:
+        """Where a mask lies; what messages about it should name."""
+        if not self.has_masks:
+            raise InputError(str(self._images[name]), "an image without a mask", "images with masks")
+        return self._masks[name]
+
+    def fingerprint(self, name: str) -> str:
+        """Identity of a pair, unread: path, size and time of a file; name, size and CRC of a zip member."""
+        mask = self._masks[name].fingerprint() if self.has_masks else ""
+        return f"{self._images[name].fingerprint()}\n{mask}"
+
+    def _open(self, where: Location) -> Path | BinaryIO:
+        if not where.member:
+            return where.path
+        if where.size > MAX_MEMBER_BYTES:
+            raise InputError(str(where), f"{where.size:,} bytes", f"at most {MAX_MEMBER_BYTES:,}")
+        # A fork shares the file position with its parent, hence one handle per process.
+        key = (os.getpid(), where.path)
+        if key not in self._zips:
+            self._zips[key] = _open_zip(where.path)
+        try:
+            return io.BytesIO(self._zips[key].read(where.member))
+        except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(str(where), f"unreadable ({error})", "a complete zip member") from None
+
+
+def open_source(
+    images: str | Path | Sequence[str | Path],
+    masks: str | Path | None = None,
+) -> Source:
+    """Find the images and masks of a data set; reads names only, no pixels.
+
+    Args:
+        images: One of: a folder of images; a folder that holds ``images/`` and ``masks/``; one or several zip
+            files with members ``images/NAME.*`` and ``masks/NAME.*``; a list file whose lines are
+            ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab where the
+            paths themselves hold spaces).
+        masks: The folder of masks, where ``images`` is a folder of images.
+
+    Returns:
+        The source. Images and masks belong together when their names agree up to the suffix.
+
+    Raises:
+        InputError: If something is missing, doubled or without a partner.
+    """
+    paths = [Path(images)] if isinstance(images, str | Path) else [Path(path) for path in images]
+    if not paths:
+        raise InputError("images", "an empty list", "a folder, a list file or zip files")
+    for path in paths:
+        if not path.exists():
+            raise InputError(path, "does not exist", "a folder, a list file or a zip file")
+    if all(_is_zip(path) for path in paths):
+        _refuse_masks(masks, "no mask folder: a zip holds its masks under masks/")
+        return _paired(paths, *_index_zips(paths))
+    if len(paths) > 1:
+        other = next(path for path in paths if not _is_zip(path))
+        raise InputError(other, "not a zip file", "zip files alone where several paths are given")
+    path = paths[0]
+    if not path.is_dir():
+        _refuse_masks(masks, "no mask folder: a list file names its masks")
+        return _paired(paths, *_index_list(path))
+    if masks is None and (path / "images").is_dir() and not any(_image_files(path)):
+        masks = path / "masks" if (path / "masks").is_dir() else None
+        path = path / "images"
+    return _paired([path], _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
+
+
+def _refuse_masks(masks: str | Path | None, expected: str) -> None:
+    if masks is not None:
+        raise InputError(masks, "a mask folder", expected)
+
+
+def _paired(where: Sequence[Path], images: Mapping[str, Location], masks: Mapping[str, Location]) -> Source:
+    """Check that every image has its mask and the other way round (or that there are no masks at all)."""
+    place = ", ".join(str(path) for path in where)
+    if not images:
+        raise InputError(place, "no images", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+    if masks:
+        problems = [
+            _counted(sorted(images.keys() - masks.keys()), "image", "without a mask"),
+            _counted(sorted(masks.keys() - images.keys()), "mask", "without an image"),
+        ]
+        if any(problems):
+            found = " and ".join(problem for problem in problems if problem)
+            raise InputError(place, found, "the same names in images and masks")
+    return Source(images, masks)
+
+
+def _counted(names: Sequence[str], noun: str, what: str) -> str:
+    if not names:
+        return ""
+    first = ", ".join(names[:_NAMED_IN_ERRORS]) + (", ..." if len(names) > _NAMED_IN_ERRORS else "")
+    return f"{len(names)} {noun}{'s' if len(names) > 1 else ''} {what} ({first})"
+
+
+def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> dict[str, Location]:
+    found: dict[str, Location] = {}
+    for location in locations:
+        name = stem(location)
+        if name in found:
+            raise InputError(
+                str(location),
+                f"the same name as {found[name]}",
+                "names that differ without folder and suffix",
+            )
+        found[name] = location
+    return found
+
+
+def _is_image_name(name: str) -> bool:
+    # Names with a leading dot are the file managers' own.
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
+def _image_files(folder: Path) -> Iterable[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _is_image_name(entry.name) and entry.is_file():
+                yield folder / entry.name
+
+
+def _index_folder(folder: Path) -> dict[str, Location]:
+    if not folder.is_dir():
+        found = "not a folder" if folder.exists() else "does not exist"
+        raise InputError(folder, found, "a folder of images or masks")
+    try:
+        files = sorted(_image_files(folder))
+    except OSError as error:
+        raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
+    if not files:
+        raise InputError(folder, "no image files", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+    return _by_stem(map(Location, files), lambda location: location.path.stem)
+
+
+def _is_zip(path: Path) -> bool:
+    return path.suffix.lower() == ".zip" and path.is_file()
+
+
+def _open_zip(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
+
+
+def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, Location]]:
+    members: dict[str, list[Location]] = {"images": [], "masks": []}
+    for path in paths:
+        before = len(members["images"])
+        with _open_zip(path) as archive:
+            for info in archive.infolist():
+                parts = PurePosixPath(info.filename).parts
+                if len(parts) == 2 and parts[0] in members and _is_image_name(parts[1]) and not info.is_dir():
+                    members[parts[0]].append(Location(path, info.filename, info.file_size, info.CRC))
+        if len(members["images"]) == before:
+            raise InputError(path, "no members images/NAME", "a zip with images/NAME and masks/NAME")
+    images, masks = (
+        _by_stem(found, lambda location: PurePosixPath(location.member).stem) for found in members.values()
+    )
+    return images, masks
+
+
+def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
+    try:
+        # File names need not be valid UTF-8; surrogateescape is how Python's own os functions spell them.
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+    except OSError as error:
+        raise InputError(path, error.strerror or "unreadable", "a list file") from None
+    images, masks = [], {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        image, mask = _list_entry(path.parent, line, f"{path} line {number}")
+        images.append(Location(image))
+        if mask is not None:
+            masks[image] = Location(mask)
+    index = _by_stem(images, lambda location: location.path.stem)
+    return index, {name: masks[place.path] for name, place in index.items() if place.path in masks}
+
+
+def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]:
+    """Split a line into image and mask; without a tab, at the space that leaves two existing files."""
+    if "\t" in line:
+        splits = [tuple(part.strip() for part in line.split("\t", 1))]
+    else:
+        text = line.strip()
+        spaces = [position for position, letter in enumerate(text) if letter == " "]
+        splits = [(text,), *((text[:at].rstrip(), text[at + 1 :].lstrip()) for at in spaces)]
+    for parts in splits:
+        files = [folder / part for part in parts if part]
+        if files and all(file.is_file() for file in files):
+            return files[0], files[1] if len(files) > 1 else None
+    fields = splits[0] if "\t" in line else tuple(line.split())
+    missing = next((field for field in fields if not (folder / field).is_file()), line.strip())
+    raise InputError(where, f"no file {str(folder / missing)!r}", "IMAGE or IMAGE<tab>MASK, relative to the list file")

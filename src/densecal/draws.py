@@ -1,0 +1,54 @@
+"""Random numbers that are a function of (seed, epoch, sample index), equal on every device and process count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Multipliers of the SplitMix64 finaliser (Steele, Lea, Flood 2014) as signed 64-bit integers.
+_GOLDEN = -7046029254386353131
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+_MASK_30, _MASK_27, _MASK_31, _MASK_40 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33) - 1, (1 << 24) - 1
+
+
+def uniform(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 1) -> Tensor:
+    """Draw ``count`` uniforms in [0, 1) for every sample of a batch.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Epoch, from 0.
+        index: Sample indices, int64, shape (B,).
+        stream: Separates independent uses of the same (seed, epoch, index), such as labels and augmentation.
+        count: Numbers per sample.
+
+    Returns:
+        float32 tensor (B, count) on the device of ``index``; multiples of 2**-24, so every value is exact.
+
+    Example:
+        >>> a = uniform(0, 3, torch.tensor([5, 9]))
+        >>> b = uniform(0, 3, torch.tensor([9]))
+        >>> bool(a[1, 0] == b[0, 0])
+        True
+    """
+    key = 0
+    for part in (seed, epoch, stream):
+        key = _wrap((key ^ part) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019)
+        key = _wrap(key ^ ((key & 0xFFFFFFFFFFFFFFFF) >> 29))
+    per_sample = _mix(index.to(torch.int64) * _GOLDEN + key)
+    counter = torch.arange(1, count + 1, device=index.device, dtype=torch.int64) * _GOLDEN
+    bits = _mix(per_sample[:, None] + counter)
+    return ((bits >> 40) & _MASK_40).to(torch.float32) * 2.0**-24
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser; torch shifts keep the sign, so the shifted-in bits are masked away."""
+    x = (x ^ ((x >> 30) & _MASK_30)) * _MIX_1
+    x = (x ^ ((x >> 27) & _MASK_27)) * _MIX_2
+    return x ^ ((x >> 31) & _MASK_31)
+
+
+def _wrap(value: int) -> int:
+    """Reduce a Python integer to signed 64 bits."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,25 @@
+"""The one error users see for bad input: it names the file or key, what was found and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class InputError(ValueError):
+    """Bad input from the user; the command line prints it as one line and exits with code 2.
+
+    Args:
+        where: The file, folder or configuration key that is wrong.
+        found: What is there.
+        expected: What should be there.
+    """
+
+    def __init__(self, where: str | Path, found: str, expected: str) -> None:
+        self.where = str(where)
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{self.where}: {found}; expected {expected}")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
+        """Survive the way back from a worker process."""
+        return InputError, (self.where, self.found, self.expected)

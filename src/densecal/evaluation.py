@@ -1,0 +1,388 @@
+"""Evaluating folders: prediction maps and masks in, one record with every figure out."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from densecal.data.images import IMAGE_SUFFIXES, MAP_SUFFIXES
+from densecal.errors import InputError
+from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
+from densecal.scoring import FEW_LEVELS, Findings, Pair, Part, Settings, score_pairs
+
+if TYPE_CHECKING:
+    from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+
+CHUNK = 32
+JOINT_CELLS = 100
+"""The joint density of confidence and accuracy is kept on a grid of this many cells a side."""
+_COMMON = 0.9
+"""A look that this share of all maps has is worth a warning."""
+_NAMED = 5
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every figure of one method on one data set, ready to be written as JSON.
+
+    Attributes:
+        record: The JSON object: name, dataset, images, pixels, skipped, warnings, calibration, segmentation,
+            reliability, joint, curves.
+        stems: Names of the scored images in the order of ``rows``.
+        rows: Per-image table for paired intervals.
+    """
+
+    record: dict[str, Any]
+    stems: list[str]
+    rows: np.ndarray[Any, np.dtype[np.float64]]
+
+
+def evaluate(
+    predictions: Path,
+    masks: Path,
+    *,
+    name: str | None = None,
+    dataset: str | None = None,
+    settings: Settings | None = None,
+    workers: int = 1,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Score a folder of prediction maps against a folder of masks.
+
+    Args:
+        predictions: Folder of maps: 8- or 16-bit PNG, TIFF, WebP, JPEG, or ``.npy``/``.npz``.
+        masks: Folder of masks with the same stems.
+        name: What to call the method; the folder's name unless given.
+        dataset: What to call the data; the mask folder's name unless given.
+        settings: Bins, metrics and classes.
+        workers: Processes to use.
+        skip_bad: Leave out what cannot be read, and list it, instead of stopping.
+        progress: Called with (done, total) pairs.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        InputError: A file is missing, unreadable or not what it should be.
+    """
+    settings = settings or Settings()
+    pairs, skipped = find_pairs(predictions, masks, skip_bad)
+    total = _Total(settings)
+    done = 0
+    for part in _parts(pairs, settings, workers, lambda: total.folded):
+        if part.bad and not skip_bad:
+            raise part.bad[0][1]
+        skipped += [_skip(error) for _, error in part.bad]
+        total.add(part)
+        done += len(part.stems) + len(part.bad)
+        if progress:
+            progress(done, len(pairs))
+    if not total.stems:
+        raise InputError(predictions, "no map that could be scored", "at least one readable pair")
+    record = total.record(name or predictions.resolve().name, dataset or _dataset_name(masks), skipped)
+    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+
+
+def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[list[Pair], list[dict[str, str]]]:
+    """Match maps and masks by stem.
+
+    Returns:
+        The pairs in order of their stems, and what was skipped (empty unless ``skip_bad``).
+    """
+    maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
+    truths = _by_stem(masks, IMAGE_SUFFIXES, "mask")
+    lonely = [
+        InputError(maps[stem], "no mask of that name", f"{masks / stem} with an image suffix")
+        for stem in sorted(maps.keys() - truths.keys())
+    ]
+    lonely += [
+        InputError(
+            truths[stem],
+            "no prediction map of that name",
+            f"{predictions / stem} with an image or array suffix",
+        )
+        for stem in sorted(truths.keys() - maps.keys())
+    ]
+    if lonely and not skip_bad:
+        more = f" ({len(lonely)} files have no partner)" if len(lonely) > 1 else ""
+        raise InputError(lonely[0].where, lonely[0].found + more, lonely[0].expected)
+    pairs = [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())]
+    return pairs, [_skip(error) for error in lonely]
+
+
+def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Path, Path]]:
+    """The evaluations that a folder holds: (method, data set, maps, masks).
+
+    ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
+    ``masks`` holds a folder for every DATASET.
+    """
+    for folder in (predictions, masks):
+        if not folder.is_dir():
+            raise InputError(folder, "no such folder", "a folder")
+    if _files(predictions, MAP_SUFFIXES) or not _folders(predictions):
+        return [(predictions.resolve().name, _dataset_name(masks), predictions, masks)]
+    found = []
+    for method in _folders(predictions):
+        if _files(method, MAP_SUFFIXES):
+            found.append((method.name, _dataset_name(masks), method, masks))
+            continue
+        for dataset in _folders(method):
+            truth = masks / dataset.name
+            if not truth.is_dir():
+                raise InputError(truth, "no such folder", f"the masks for {dataset}")
+            found.append((method.name, dataset.name, dataset, truth))
+    if not found:
+        raise InputError(predictions, "no prediction maps", "maps, METHOD/ folders or METHOD/DATASET/ folders")
+    return found
+
+
+def paired_differences(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
+    """For every two methods on the same images of a data set: the difference of their figures with its interval."""
+    from densecal.metrics.bootstrap import paired_intervals
+
+    differences = []
+    for a, b in combinations(evaluations, 2):
+        if a.record["dataset"] != b.record["dataset"] or a.stems != b.stems or a.rows.shape != b.rows.shape:
+            continue
+        ci = paired_intervals(a.rows, b.rows)
+        here, there = a.record["calibration"], b.record["calibration"]
+        differences.append(
+            {
+                "dataset": a.record["dataset"],
+                "a": a.record["name"],
+                "b": b.record["name"],
+                "difference": {name: here[name] - there[name] for name in ci},
+                "ci": {name: list(pair) for name, pair in ci.items()},
+            }
+        )
+    return differences
+
+
+class _Total:
+    """The parts of an evaluation, added up."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.meter: CalibrationMeter = settings.calibration_meter()
+        self.segmentation = (
+            SegmentationMeter(full=settings.full and settings.ignore_index is None) if settings.binary else None
+        )
+        self.confusion = None if settings.binary else ConfusionMeter(settings.classes or 1)
+        self.findings = Findings()
+        self.stems: list[str] = []
+
+    @property
+    def folded(self) -> bool:
+        return self.meter.sketch.folded
+
+    def add(self, part: Part) -> None:
+        self.stems += part.stems
+        self.findings.add(part.findings)
+        sketch = self.meter.sketch
+        before = len(sketch.rows)
+        float_rows: Iterator[Any] = iter(())
+        if part.floats is not None:
+            meter = self.settings.calibration_meter()
+            meter.load_state_dict(part.floats)
+            float_rows = iter(meter.sketch.image_rows())
+            sketch.merge(meter.sketch)
+        for counts in part.levels.values():
+            sketch.add_levels(counts)
+        # rows in the order of the files, whatever their kind
+        integer_rows = iter(part.rows)
+        ordered = [next(float_rows if is_float else integer_rows) for is_float in part.is_float]
+        del sketch.rows[before:]
+        if ordered:
+            sketch.add_rows(np.stack(ordered))
+        if self.segmentation is not None:
+            other = SegmentationMeter(full=self.segmentation.full)
+            other.load_state_dict(part.segmentation)
+            self.segmentation.merge(other)
+        if self.confusion is not None:
+            matrix = ConfusionMeter(self.settings.classes or 1)
+            matrix.load_state_dict(part.segmentation)
+            self.confusion.merge(matrix)
+
+    def record(self, name: str, dataset: str, skipped: list[dict[str, str]]) -> dict[str, Any]:
+        result = self.meter.compute()
+        record = {
+            "name": name,
+            "dataset": dataset,
+            "images": len(self.stems),
+            "pixels": result.pixels,
+            "skipped": skipped,
+            "warnings": warnings_of(self.findings),
+            "calibration": result.as_dict(),
+            "segmentation": {},
+            "reliability": _reliability(result),
+            "joint": _joint(result),
+        }
+        if self.segmentation is not None:
+            scores = self.segmentation.compute()
+            record["segmentation"] = scores.as_dict()
+            curves = ("precision", "recall", "f_curve", "e_curve")
+            record["curves"] = {curve: getattr(scores, curve).tolist() for curve in curves}
+        if self.confusion is not None:
+            record["segmentation"] = self.confusion.compute().as_dict()
+        return record
+
+
+def warnings_of(findings: Findings) -> list[str]:
+    """What the maps and masks of a set look like that they should not."""
+    maps, found = findings.maps, []
+    if maps >= 2 and findings.stretched >= _COMMON * maps:
+        found.append(
+            f"{findings.stretched} of {maps} maps span exactly 0 to 1 with few pixels at the top: they look min-max "
+            "normalised image by image, which destroys their confidence; evaluate the raw probabilities"
+        )
+    if findings.both_classes and findings.inverted > 2 / 3 * findings.both_classes:
+        found.append(
+            f"{findings.inverted} of {findings.both_classes} maps are darker on the foreground than on the "
+            "background: they look inverted; expected the probability of foreground"
+        )
+    if maps and findings.few_levels > 0.5 * maps:
+        found.append(
+            f"{findings.few_levels} of {maps} maps hold fewer than {FEW_LEVELS} grey levels: they look thresholded or "
+            "quantised; their confidences are not those of the model"
+        )
+    if findings.grey_masks:
+        found.append(f"{findings.grey_masks} masks hold values other than 0 and 255: they were cut at > 127")
+    if findings.resized:
+        found.append(
+            f"{findings.resized} maps differ in size from their mask: they were resized to the mask bilinearly"
+        )
+    return found
+
+
+def _parts(pairs: list[Pair], settings: Settings, workers: int, folded: Callable[[], bool]) -> Iterator[Part]:
+    """Score the pairs in chunks, in order, with a bounded number of chunks under way."""
+    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    workers = min(workers, len(chunks))
+    if workers <= 1:
+        for chunk in chunks:
+            yield score_pairs(chunk, settings, folded())
+        return
+    with _pool(workers) as pool:
+        waiting: deque[Future[Part]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append(pool.submit(score_pairs, chunk, settings, folded()))
+                if len(waiting) > 3 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise InputError(
+                "evaluate", "a worker process died (out of memory?)", "fewer workers, or more memory"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that do not inherit this one's threads and use one thread each."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(["densecal.scoring"])
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            yield pool
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise InputError(folder, "no such folder", f"a folder of {what}s")
+    found: dict[str, Path] = {}
+    for path in _files(folder, suffixes):
+        if path.stem in found:
+            raise InputError(path, f"the same stem as {found[path.stem].name}", f"one {what} a stem")
+        found[path.stem] = path
+    if not found:
+        raise InputError(folder, f"no {what}", f"files ending in {' '.join(suffixes)}")
+    return found
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _dataset_name(masks: Path) -> str:
+    """The mask folder's name, or its parent's where that only says what it holds."""
+    folder = masks.resolve()
+    generic = {"masks", "mask", "gt", "gts", "labels", "ground_truth", "groundtruth", "annotations"}
+    return folder.parent.name if folder.name.lower() in generic and folder.parent.name else folder.name
+
+
+def _skip(error: InputError) -> dict[str, str]:
+    return {"file": error.where, "reason": f"{error.found}; expected {error.expected}"}
+
+
+def _reliability(result: CalibrationResult) -> dict[str, Any]:
+    """The curves behind the reliability diagrams and the confidence histogram."""
+    from densecal.metrics.curves import Atoms, ReliabilityCurve
+
+    def listed(curve: ReliabilityCurve) -> dict[str, Any]:
+        return {
+            "count": curve.count.astype(int).tolist(),
+            "confidence": curve.confidence.tolist(),
+            "accuracy": curve.accuracy.tolist(),
+        }
+
+    top = Atoms.sorted(*result.sketch.top_atoms())
+    edges = np.linspace(0.0, 1.0, JOINT_CELLS + 1)
+    pixels, _ = np.histogram(top.value, edges, weights=top.count)
+    correct, _ = np.histogram(top.value, edges, weights=top.hits)
+    record = {
+        "bins": result.sketch.bins,
+        **listed(result.reliability),
+        "histogram": {"count": pixels.astype(int).tolist(), "correct": correct.astype(int).tolist()},
+        "classes": [listed(curve) for curve in result.classwise],
+    }
+    if result.reliability_foreground is not None:
+        record["foreground"] = listed(result.reliability_foreground)
+    return record
+
+
+def _joint(result: CalibrationResult) -> dict[str, Any]:
+    """Where the images lie in the plane of mean confidence and accuracy: the occupied cells of a grid on [0, 1]."""
+    confidence, accuracy = result.image_points()
+    cell = [np.minimum((values * JOINT_CELLS).astype(int), JOINT_CELLS - 1) for values in (confidence, accuracy)]
+    cells, counts = np.unique(np.stack(cell, axis=1), axis=0, return_counts=True)
+    return {
+        "cells": JOINT_CELLS,
+        "counts": [[int(x), int(y), int(n)] for (x, y), n in zip(cells, counts, strict=True)],
+        "mean_confidence": float(confidence.mean()),
+        "mean_accuracy": float(accuracy.mean()),
+        "spread": math.sqrt(float(np.mean((confidence - accuracy) ** 2))),
+    }

@@ -1,0 +1,113 @@
+"""The protocol of a training method: the hooks a loop calls; their defaults are plain cross entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from densecal import draws
+from densecal.labels import perturb
+from densecal.methods.losses import SmoothedLabels, bce_with_void, cross_entropy_with_void
+from densecal.methods.registry import register
+
+
+@register("bce")
+class Method(nn.Module):
+    """A way to train a calibrated model; on its own, (binary) cross entropy.
+
+    A loop calls, in this order::
+
+        method.start_epoch(epoch)
+        images, targets = method.prepare(images, masks, index)
+        loss = method.loss(model(images), targets)
+        method.after_step(logits, masks, index)      # after the optimizer's step
+        method.after_epoch(validation_result)
+
+    A new method overrides the hooks it needs. State lives in buffers, so `.to` and `state_dict` carry it.
+
+    Args:
+        num_samples: Training images; `index` runs from 0 to `num_samples - 1`, negative for padding.
+        num_classes: 1 for one sigmoid logit with masks (B, 1, H, W) in [0, 1]; K for K softmax logits with
+            masks (B, H, W) of class indices.
+        ignore_index: Value of void pixels in a mask; they count in no loss and no statistic.
+        seed: Seed of every draw; a draw is a function of (seed, epoch, index).
+    """
+
+    def __init__(self, *, num_samples: int, num_classes: int = 1, ignore_index: int = 255, seed: int = 0) -> None:
+        super().__init__()
+        for option, number in {"num_samples": num_samples, "num_classes": num_classes}.items():
+            if number < 1:
+                raise ValueError(f"{option}: found {number}; expected at least 1")
+        self.num_samples = num_samples
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+        self.seed = seed
+        self.epoch = 0
+        self._loop_counts_epochs = False
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from 0."""
+        self.epoch = epoch
+        self._loop_counts_epochs = True
+
+    def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Any]:
+        """Return the images to feed and the targets to hand to `loss`, from images and clean masks."""
+        return images, masks
+
+    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+        """Return the mean loss over the valid pixels of the batch, in float32.
+
+        Args:
+            logits: (B, 1, H, W) or (B, K, H, W).
+            targets: What `prepare` returned.
+            weight: Weight of each sample (B,); 0 for padding.
+        """
+        loss = bce_with_void if self.num_classes == 1 else cross_entropy_with_void
+        return loss(logits, targets, self.ignore_index, weight)
+
+    def forward(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+        """Return `loss`, so that a method takes the place of a criterion such as `nn.BCEWithLogitsLoss`."""
+        return self.loss(logits, targets, weight)
+
+    def after_step(self, logits: Tensor, masks: Tensor, index: Tensor) -> None:
+        """Learn from a batch, given the logits its loss was computed from and its clean masks."""
+
+    def after_epoch(self, result: Any) -> None:
+        """Learn from the validation after an epoch; `result.accuracy` is the pixel accuracy in [0, 1].
+
+        A loop that never calls `start_epoch` has its epochs counted here, from 0.
+        """
+        if not self._loop_counts_epochs:
+            self.epoch += 1
+
+    def statistics(self) -> dict[str, float]:
+        """Return what is worth logging once an epoch."""
+        return {}
+
+    def uniform(self, index: Tensor, stream: int, count: int = 1) -> Tensor:
+        """Draw `count` uniforms per sample (B, count) for this epoch; `stream` separates uses."""
+        return draws.uniform(self.seed, self.epoch, index, stream, count)
+
+    def perturbed(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
+        """Return targets with the labels of image i perturbed by strength i, void pixels kept.
+
+        Args:
+            masks: Clean masks.
+            strength: One full-scale beta per image, (B,).
+            noise: Added to the labels of one sigmoid logit; it has no meaning for K classes.
+        """
+        if self.num_classes > 1:
+            return SmoothedLabels(masks, strength)
+        targets = perturb(masks, strength)
+        if noise is not None:
+            targets = targets + noise
+        return torch.where(masks == self.ignore_index, masks, targets)
+
+
+def check_choice(option: str, found: str, expected: Iterable[str]) -> None:
+    """Raise ValueError where an option is none of the values it may take."""
+    if found not in expected:
+        raise ValueError(f"{option}: found {found!r}; expected one of {', '.join(expected)}")

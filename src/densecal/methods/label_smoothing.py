@@ -1,0 +1,34 @@
+"""Label smoothing: every label is perturbed, always, by a small strength."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from densecal.labels import check_smoothing
+from densecal.methods.base import Method
+from densecal.methods.losses import SmoothedLabels
+from densecal.methods.registry import register
+
+
+@register("label-smoothing")
+class LabelSmoothing(Method):
+    """Label smoothing.
+
+    Args:
+        beta: Strength on the full scale, [0, 1): targets are 1 - beta/2 and beta/2. The paper's 0.03 does not
+            name its scale; 0.06 is the other reading.
+        **common: See `Method`.
+    """
+
+    def __init__(self, *, beta: float = 0.03, **common: Any) -> None:
+        super().__init__(**common)
+        check_smoothing(beta)
+        self.strength = beta
+
+    def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
+        """Smooth the labels."""
+        strength = torch.full((len(masks),), self.strength, device=masks.device)
+        return images, self.perturbed(masks, strength)

@@ -1,0 +1,44 @@
+"""Measuring: calibration and segmentation figures from one mergeable pass over the pixels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from densecal.metrics.bootstrap import intervals, paired_intervals
+    from densecal.metrics.calibration import CalibrationMeter, CalibrationResult, calibration_errors
+    from densecal.metrics.curves import ReliabilityCurve
+    from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, SegmentationResult
+
+_HOME = {
+    "CalibrationMeter": "calibration",
+    "CalibrationResult": "calibration",
+    "ConfusionMeter": "segmentation",
+    "ReliabilityCurve": "curves",
+    "SegmentationMeter": "segmentation",
+    "SegmentationResult": "segmentation",
+    "calibration_errors": "calibration",
+    "intervals": "bootstrap",
+    "paired_intervals": "bootstrap",
+}
+
+__all__ = [
+    "CalibrationMeter",
+    "CalibrationResult",
+    "ConfusionMeter",
+    "ReliabilityCurve",
+    "SegmentationMeter",
+    "SegmentationResult",
+    "calibration_errors",
+    "intervals",
+    "paired_intervals",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the worker processes of an evaluation score 8-bit maps without loading torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

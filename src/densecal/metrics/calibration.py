@@ -1,0 +1,444 @@
+"""The calibration meter: probabilities and masks in, every calibration figure out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from densecal.metrics.bootstrap import figures, intervals, with_image_ece
+from densecal.metrics.curves import Atoms, ReliabilityCurve, aurc, equal_mass, error_auroc, sweep
+from densecal.metrics.levels import (
+    BOUNDARY_DISTANCES,
+    MAX_LEVEL,
+    ROW_SCALARS,
+    ZONES,
+    boundary_zones,
+    level_rows,
+)
+from densecal.metrics.segmentation import count_levels
+from densecal.metrics.sketch import Sketch
+
+NAN = float("nan")
+
+
+class CalibrationMeter:
+    """Measures calibration over any number of batches in memory that does not grow with pixels.
+
+    Args:
+        bins: Equal-width bins; also the number of equal-mass bins.
+        num_classes: 1 for one foreground probability (the default), K for K channels.
+        multilabel: The K channels are independent sigmoids, not a softmax.
+        ignore_index: Mask value of void pixels; 255 for K classes, none for binary maps unless given.
+        boundary: Measure the boundary bands too (computed on the CPU; turn it off in a tight GPU loop).
+
+    Example:
+        >>> meter = CalibrationMeter(bins=10)
+        >>> meter.update(torch.tensor([[0.9, 0.8], [0.2, 0.6]]), torch.tensor([[1, 1], [0, 0]]))
+        >>> result = meter.compute()
+        >>> round(result.accuracy, 2), round(result.ece_ew, 3)
+        (0.75, 0.225)
+    """
+
+    def __init__(
+        self,
+        bins: int = 10,
+        num_classes: int = 1,
+        multilabel: bool = False,
+        ignore_index: int | None = None,
+        boundary: bool = True,
+    ) -> None:
+        self.sketch = Sketch(bins, num_classes, multilabel, boundary)
+        self.ignore_index = 255 if ignore_index is None and self.sketch.softmax else ignore_index
+
+    def update(
+        self,
+        probabilities: Tensor | None = None,
+        masks: Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            probabilities: Binary: (B, 1, H, W), (B, H, W), (H, W) or (N,), floats in [0, 1] of any dtype, or uint8 or
+                uint16 levels. K classes: (B, K, H, W), (K, H, W) or (N, K). A batch has one image an entry; the
+                shapes without B are one image.
+            masks: Binary: the same shape (with or without the channel), 0 and 1. Softmax: (B, H, W), (H, W) or
+                (N,) class indices. Multi-label: as the probabilities.
+            logits: Instead of ``probabilities``; sigmoid or softmax is taken in float64.
+        """
+        if masks is None or (probabilities is None) == (logits is None):
+            raise TypeError("update needs masks and one of probabilities or logits")
+        given = probabilities if logits is None else logits
+        assert given is not None
+        values, labels, shape = self._aligned(given, masks)
+        valid = None if self.ignore_index is None else self._valid(labels)
+        self._check_labels(labels, valid)
+        if not values.is_floating_point():
+            if logits is not None:
+                raise TypeError(f"logits of type {logits.dtype}; expected floats")
+            if valid is None:
+                self._update_levels(values, labels, shape)
+                return
+            values = values.to(torch.float64) / (MAX_LEVEL if values.dtype != torch.uint8 else 255)
+        values = values.to(torch.float64)
+        if logits is not None:
+            values = values.softmax(dim=1) if self.sketch.softmax else values.sigmoid()
+        zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
+        self.sketch.update(values, labels, valid, zones)
+
+    def merge(self, other: CalibrationMeter) -> None:
+        """Add what another meter has counted; the other stays as it is."""
+        self.sketch.merge(other.sketch)
+
+    def all_reduce(self) -> None:
+        """Combine the meters of all processes of ``torch.distributed``; every process then holds the same."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return
+        states: list[dict[str, Any] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, self.state_dict())
+        self.reset()
+        for state in states:
+            assert state is not None
+            part = self._empty()
+            part.load_state_dict(state)
+            self.merge(part)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.sketch = self._empty().sketch
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as CPU tensors and plain numbers."""
+        return self.sketch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self.sketch.load_state_dict(state)
+
+    def compute(self) -> CalibrationResult:
+        """Every figure of what has been counted so far."""
+        return CalibrationResult.of(self.sketch)
+
+    def _empty(self) -> CalibrationMeter:
+        s = self.sketch
+        multilabel = s.num_classes > 1 and not s.softmax
+        return CalibrationMeter(s.bins, s.num_classes, multilabel, self.ignore_index, s.boundary)
+
+    def _aligned(self, values: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+        """Values as (B, C, P), labels as (B, P) for a softmax and (B, C, P) else, and the image's own shape."""
+        classes = self.sketch.num_classes
+        shape = values.shape
+        if classes == 1:
+            if values.ndim == 4 and values.shape[1] == 1:
+                values = values[:, 0]
+            if masks.ndim == 4 and masks.shape[1] == 1:
+                masks = masks[:, 0]
+            if values.shape != masks.shape or values.ndim not in (1, 2, 3) or values.numel() == 0:
+                raise ValueError(
+                    f"probabilities of shape {tuple(shape)} and masks of shape {tuple(masks.shape)}; "
+                    "expected the same shape (B, 1, H, W), (B, H, W), (H, W) or (N,)"
+                )
+            size = values.shape[1:] if values.ndim == 3 else values.shape
+            batch = len(values) if values.ndim == 3 else 1
+            labels = _binary(masks, self.ignore_index)
+            return values.reshape(batch, 1, -1), labels.reshape(batch, 1, -1), size
+        if values.ndim == 2:
+            values = values.T
+        if values.ndim in (2, 3):
+            values, masks = (
+                values[None],
+                masks.T[None] if masks.ndim == 2 and values.ndim == 2 else masks[None],
+            )
+        wanted = (len(values), *values.shape[2:]) if self.sketch.softmax else tuple(values.shape)
+        if values.shape[1] != classes or tuple(masks.shape) != wanted or values.numel() == 0:
+            raise ValueError(
+                f"probabilities of shape {tuple(shape)} and masks that do not fit; expected (B, {classes}, H, W) and "
+                + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
+            )
+        labels = masks.to(torch.int64) if self.sketch.softmax else _binary(masks, self.ignore_index)
+        return (
+            values.flatten(2),
+            labels.flatten(1) if self.sketch.softmax else labels.flatten(2),
+            values.shape[2:],
+        )
+
+    def _valid(self, labels: Tensor) -> Tensor:
+        valid = labels.ne(255 if self.ignore_index is None else self.ignore_index)
+        return valid if self.sketch.softmax else valid.all(dim=1)
+
+    def _check_labels(self, labels: Tensor, valid: Tensor | None) -> None:
+        if labels.device.type != "cpu":
+            return  # looking would stall the device
+        top = (self.sketch.num_classes if self.sketch.softmax else 2) - 1
+        seen = labels if valid is None else labels * (valid if self.sketch.softmax else valid[:, None])
+        if int(seen.min()) < 0 or int(seen.max()) > top:
+            raise ValueError(
+                f"masks hold values from {int(seen.min())} to {int(seen.max())}; expected 0 to {top}"
+                + ("" if self.ignore_index is None else f" or {self.ignore_index} for void")
+            )
+
+    def _zones(self, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> Tensor | None:
+        """Boundary zones; flat inputs and multi-label maps have no boundary."""
+        if len(shape) != 2 or (not self.sketch.softmax and self.sketch.num_classes > 1):
+            return None
+        maps = labels.reshape(-1, *shape).cpu().numpy()
+        holds = [None] * len(maps) if valid is None else valid.reshape(-1, *shape).cpu().numpy()
+        zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, holds, strict=True)])
+        return torch.from_numpy(zones.astype(np.int64)).flatten(1).to(labels.device)
+
+    def _update_levels(self, values: Tensor, labels: Tensor, shape: torch.Size) -> None:
+        if values.dtype not in (torch.uint8, torch.uint16):
+            raise TypeError(f"probabilities of type {values.dtype}; expected floats, uint8 or uint16")
+        maps = values[:, 0].reshape(len(values), *shape).cpu().numpy()
+        masks = labels[:, 0].reshape(len(labels), *shape).cpu().numpy() == 1
+        bands = self.sketch.boundary and len(shape) == 2
+        for level_map, mask in zip(maps, masks, strict=True):
+            counts = (
+                count_levels(level_map, mask, boundary_zones(mask), ZONES) if bands else count_levels(level_map, mask)
+            )
+            self.sketch.add_levels(counts)
+            self.sketch.add_rows(level_rows(counts.sum(axis=0)[None], self.sketch.bins))
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """The figures of one set of predictions, as fractions; NaN where a figure is not defined or was not measured.
+
+    Attributes:
+        ece_ew: Expected calibration error, equal-width bins.
+        oe_ew: Over-confidence error, the paper's form.
+        oe_ew_weighted: Over-confidence error weighted by confidence.
+        ue_ew: Under-confidence error.
+        ece_em: ECE with equal-mass bins.
+        oe_em: Over-confidence error with equal-mass bins.
+        oe_em_weighted: The same weighted by confidence.
+        ece_sweep: ECE with as many equal-mass bins as keep accuracy monotone.
+        oe_sweep: Over-confidence error with those bins.
+        oe_sweep_weighted: The same weighted by confidence.
+        sweep_bins: How many bins those were.
+        ece_debias: Debiased squared calibration error (not a root, may be negative).
+        mce: Largest gap of an equal-width bin.
+        brier: Mean squared error of the probability (summed over classes for K classes).
+        nll: Negative log-likelihood with probabilities clipped at 1e-7.
+        accuracy: Share of correct pixels.
+        mean_confidence: Mean probability of the winning class.
+        ece_image_mean: Mean over images of their own ECE.
+        ece_boundary_5: ECE within 5 pixels of a boundary of the truth.
+        ece_boundary_15: ECE within 15 pixels.
+        ece_foreground: ECE of the foreground probability against the mask (binary and multi-label).
+        sce: Static (class-wise, equal-width) calibration error.
+        ace: Adaptive (class-wise, equal-mass) calibration error.
+        auroc_error: How well low confidence finds wrong pixels.
+        aurc: Area under the risk-coverage curve.
+        images: Number of images counted.
+        pixels: Number of valid pixels counted.
+        reliability: Equal-width curve of the winning class.
+        reliability_foreground: Equal-width curve of the foreground probability (binary and multi-label).
+        classwise: Equal-width curve of every class.
+        sketch: What was counted.
+    """
+
+    ece_ew: float
+    oe_ew: float
+    oe_ew_weighted: float
+    ue_ew: float
+    ece_em: float
+    oe_em: float
+    oe_em_weighted: float
+    ece_sweep: float
+    oe_sweep: float
+    oe_sweep_weighted: float
+    sweep_bins: int
+    ece_debias: float
+    mce: float
+    brier: float
+    nll: float
+    accuracy: float
+    mean_confidence: float
+    ece_image_mean: float
+    ece_boundary_5: float
+    ece_boundary_15: float
+    ece_foreground: float
+    sce: float
+    ace: float
+    auroc_error: float
+    aurc: float
+    images: int = field(metadata={"scalar": False})
+    pixels: int = field(metadata={"scalar": False})
+    reliability: ReliabilityCurve = field(repr=False, metadata={"scalar": False})
+    reliability_foreground: ReliabilityCurve | None = field(repr=False, metadata={"scalar": False})
+    classwise: list[ReliabilityCurve] = field(repr=False, metadata={"scalar": False})
+    sketch: Sketch = field(repr=False, metadata={"scalar": False})
+
+    @classmethod
+    def of(cls, sketch: Sketch) -> CalibrationResult:
+        """Compute every figure of a sketch."""
+        invalid = int(sketch.tables["invalid"])
+        if invalid:
+            raise ValueError(f"{invalid} probabilities were outside [0, 1] or NaN")
+        rows = with_image_ece(sketch.image_rows())
+        if len(rows) == 0:
+            raise ValueError("nothing to measure: no valid pixel has been counted")
+        pooled = {name: float(value) for name, value in figures(rows.sum(axis=0)).items()}
+        top = Atoms.sorted(*sketch.top_atoms())
+        width, mass, swept = equal_width_curve(sketch), equal_mass(top, sketch.bins), sweep(top)
+        classwise = classwise_curves(sketch)
+        foreground = _foreground_curve(sketch, classwise)
+        bands = [_band_ece(sketch, band) for band in range(len(BOUNDARY_DISTANCES))]
+        return cls(
+            ece_ew=width.ece,
+            oe_ew=width.oe,
+            oe_ew_weighted=width.oe_weighted,
+            ue_ew=width.ue,
+            ece_em=mass.ece,
+            oe_em=mass.oe,
+            oe_em_weighted=mass.oe_weighted,
+            ece_sweep=swept.ece,
+            oe_sweep=swept.oe,
+            oe_sweep_weighted=swept.oe_weighted,
+            sweep_bins=len(swept.count),
+            ece_debias=width.debias,
+            mce=width.mce,
+            brier=pooled["brier"],
+            nll=pooled["nll"],
+            accuracy=pooled["accuracy"],
+            mean_confidence=pooled["mean_confidence"],
+            ece_image_mean=pooled["ece_image_mean"],
+            ece_boundary_5=bands[0],
+            ece_boundary_15=bands[1],
+            ece_foreground=NAN if foreground is None else foreground.ece,
+            sce=float(np.mean([curve.ece for curve in classwise])),
+            ace=_adaptive_calibration_error(sketch),
+            auroc_error=error_auroc(top),
+            aurc=aurc(top),
+            images=len(rows),
+            pixels=top.total,
+            reliability=width,
+            reliability_foreground=foreground,
+            classwise=classwise,
+            sketch=sketch,
+        )
+
+    @cached_property
+    def ci(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals by resampling images."""
+        return intervals(self.sketch.image_rows())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name, and their intervals under ``ci``."""
+        scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("scalar", True)}
+        return {**scalars, "ci": {name: list(pair) for name, pair in self.ci.items()}}
+
+    def image_points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean confidence and accuracy of every image: the points of the paper's joint density plot."""
+        rows = self.sketch.image_rows()
+        rows = rows[rows[:, 0] > 0]
+        column = ROW_SCALARS.index
+        return rows[:, column("confidence")] / rows[:, 0], rows[:, column("correct")] / rows[:, 0]
+
+
+def calibration_errors(
+    probabilities: Tensor | NDArray[Any],
+    masks: Tensor | NDArray[Any],
+    bins: int = 10,
+    num_classes: int = 1,
+    multilabel: bool = False,
+    ignore_index: int | None = None,
+) -> CalibrationResult:
+    """Every calibration figure in one call; arguments as for ``CalibrationMeter``.
+
+    Example:
+        >>> result = calibration_errors(np.array([0.9, 0.8, 0.2, 0.6]), np.array([1, 1, 0, 0]))
+        >>> round(result.brier, 4)
+        0.1125
+    """
+    meter = CalibrationMeter(bins, num_classes, multilabel, ignore_index)
+    meter.update(torch.as_tensor(probabilities), torch.as_tensor(masks))
+    return meter.compute()
+
+
+def equal_width_curve(sketch: Sketch) -> ReliabilityCurve:
+    """Reliability of the winning class in equal-width bins."""
+    count, confidence, correct = sketch.counts("top")
+    return _with_levels(count, confidence, correct, sketch.level_counts(), top_label=True)
+
+
+def classwise_curves(sketch: Sketch) -> list[ReliabilityCurve]:
+    """Reliability of every class's own probability in equal-width bins over [0, 1]."""
+    count, value, hits = sketch.counts("classes")
+    if sketch.num_classes > 1:
+        return [ReliabilityCurve.from_sums(*channel) for channel in zip(count, value, hits, strict=True)]
+    levels = sketch.level_counts()
+    # the background's probability is the mirrored level of the opposite mask
+    by_class = (levels[::-1, ::-1], levels)
+    return [_with_levels(count[k], value[k], hits[k], by_class[k], top_label=False) for k in range(2)]
+
+
+def _foreground_curve(sketch: Sketch, classwise: list[ReliabilityCurve]) -> ReliabilityCurve | None:
+    if sketch.softmax:
+        return None
+    if sketch.num_classes == 1:
+        return classwise[1]
+    count, value, hits = sketch.counts("classes")
+    return ReliabilityCurve.from_sums(count.sum(axis=0), value.sum(axis=0), hits.sum(axis=0))
+
+
+def _band_ece(sketch: Sketch, band: int) -> float:
+    count, confidence, correct = (part[band] for part in sketch.counts("bands"))
+    levels = sum((sketch.level_counts(zone) for zone in range(1, band + 1)), sketch.level_counts(0))
+    curve = _with_levels(count, confidence, correct, levels, top_label=True)
+    return curve.ece if curve.count.sum() > 0 else NAN
+
+
+def _with_levels(
+    count: NDArray[np.int64],
+    value: NDArray[np.float64],
+    hits: NDArray[np.int64],
+    levels: NDArray[np.int64],
+    top_label: bool,
+) -> ReliabilityCurve:
+    """Join float counts and the level histogram (2, 65536) of integer maps; levels are binned by integer arithmetic."""
+    bins = len(count)
+    level = np.flatnonzero(levels.any(axis=0))
+    background, foreground = levels[:, level]
+    numerator, right = level, foreground
+    if top_label:
+        numerator = np.maximum(level, MAX_LEVEL - level)
+        right = np.where(2 * level > MAX_LEVEL, foreground, background)
+    pixels = background + foreground
+    index = np.minimum(numerator * bins // MAX_LEVEL, bins - 1)
+    total = np.zeros((3, bins), np.int64)
+    for row, amount in zip(total, (pixels, pixels * numerator, right), strict=True):
+        np.add.at(row, index, amount)
+    return ReliabilityCurve.from_sums(count + total[0], value + total[1] / MAX_LEVEL, hits + total[2])
+
+
+def _adaptive_calibration_error(sketch: Sketch) -> float:
+    if sketch.num_classes == 1:
+        foreground = Atoms.sorted(*sketch.class_atoms(0))
+        atoms = [foreground.mirrored(), foreground]
+    else:
+        atoms = [Atoms.sorted(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
+    return float(np.mean([np.abs(equal_mass(a, sketch.bins).gap).mean() for a in atoms]))
+
+
+def _binary(masks: Tensor, ignore_index: int | None) -> Tensor:
+    """0 and 1; soft masks are cut at 0.5, void stays what it is."""
+    if not masks.is_floating_point():
+        return masks.to(torch.int64)
+    hard = masks > 0.5
+    if ignore_index is None:
+        top = float(masks.max()) if masks.device.type == "cpu" and masks.numel() else 1.0
+        if math.isnan(top) or top > 1.0:
+            raise ValueError(f"masks hold values up to {top:g}; expected 0 to 1")
+        return hard.to(torch.int64)
+    return torch.where(masks == ignore_index, masks, hard.to(masks.dtype)).to(torch.int64)

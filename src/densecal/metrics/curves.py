@@ -1,0 +1,172 @@
+"""Reliability curves and what follows from them: pure functions of counted (confidence, outcome) pairs, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import digamma
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SWEEP_MAX_BINS = 100
+_MONOTONE_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class ReliabilityCurve:
+    """Bins of predictions: how many, how confident on average, how often right. Every binned figure comes from it.
+
+    Attributes:
+        count: Predictions in each bin.
+        confidence: Mean confidence C_b (0 in empty bins).
+        accuracy: Share of correct predictions A_b (0 in empty bins).
+    """
+
+    count: Floats
+    confidence: Floats
+    accuracy: Floats
+
+    @classmethod
+    def from_sums(
+        cls, count: NDArray[np.generic], confidence: Floats, correct: NDArray[np.generic]
+    ) -> ReliabilityCurve:
+        """Build from sums instead of means."""
+        n = np.asarray(count, dtype=np.float64)
+        safe = np.maximum(n, 1.0) if np.all((n == 0) | (n >= 1)) else np.where(n > 0, n, 1.0)
+        return cls(n, confidence / safe, np.asarray(correct, dtype=np.float64) / safe)
+
+    @property
+    def gap(self) -> Floats:
+        """C_b - A_b: positive where over-confident."""
+        return self.confidence - self.accuracy
+
+    @property
+    def _share(self) -> Floats:
+        return np.asarray(self.count / self.count.sum())
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, sum of (n_b / N) |C_b - A_b|."""
+        return float(self._share @ np.abs(self.gap))
+
+    @property
+    def oe(self) -> float:
+        """Over-confidence error as the paper writes it, sum of (n_b / N) max(C_b - A_b, 0)."""
+        return float(self._share @ np.maximum(self.gap, 0.0))
+
+    @property
+    def oe_weighted(self) -> float:
+        """Over-confidence error with the factor C_b (Thulasidasan 2019, and the paper's published columns)."""
+        return float(self._share @ (self.confidence * np.maximum(self.gap, 0.0)))
+
+    @property
+    def ue(self) -> float:
+        """Under-confidence error, sum of (n_b / N) max(A_b - C_b, 0); ECE = OE + UE."""
+        return float(self._share @ np.maximum(-self.gap, 0.0))
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error over the bins that hold something."""
+        return float(np.abs(self.gap)[self.count > 0].max())
+
+    @property
+    def debias(self) -> float:
+        """Debiased squared L2 calibration error (Kumar 2019); no root is taken, so it may be negative."""
+        a, n = self.accuracy, self.count
+        correction = np.where(n > 1, a * (1.0 - a) / np.maximum(n - 1.0, 1.0), 0.0)
+        return float(self._share @ (self.gap**2 - correction))
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """Distinct values in rising order, each with its pixels and how many of them had outcome 1."""
+
+    value: Floats
+    count: Ints
+    hits: Ints
+
+    @classmethod
+    def sorted(cls, value: Floats, count: Ints, hits: Ints) -> Atoms:
+        """Sort and merge equal values, so that no result depends on the order of pixels."""
+        distinct, where = np.unique(value, return_inverse=True)
+        return cls(distinct, _grouped(where, count, len(distinct)), _grouped(where, hits, len(distinct)))
+
+    @property
+    def total(self) -> int:
+        """Number of pixels."""
+        return int(self.count.sum())
+
+    def mirrored(self) -> Atoms:
+        """The same pixels seen from the other class: 1 - value, and the opposite outcome."""
+        return Atoms.sorted(1.0 - self.value, self.count, self.count - self.hits)
+
+
+def equal_mass(atoms: Atoms, bins: int) -> ReliabilityCurve:
+    """Split the sorted pixels into groups whose sizes differ by at most one; a tied group is shared out evenly.
+
+    Args:
+        atoms: Counted values.
+        bins: Groups; no more than there are pixels are made.
+    """
+    return _equal_mass(atoms, bins, *_cumulative(atoms))
+
+
+def sweep(atoms: Atoms) -> ReliabilityCurve:
+    """Equal-mass bins, as many as keep the accuracy non-decreasing from bin to bin (Roelofs 2022)."""
+    sums = _cumulative(atoms)
+    best = _equal_mass(atoms, 1, *sums)
+    for bins in range(2, min(SWEEP_MAX_BINS, atoms.total) + 1):
+        curve = _equal_mass(atoms, bins, *sums)
+        if np.any(np.diff(curve.accuracy) < -_MONOTONE_TOLERANCE):
+            break
+        best = curve
+    return best
+
+
+def error_auroc(atoms: Atoms) -> float:
+    """How well low confidence finds wrong pixels: Mann-Whitney with ties 1/2; NaN without both kinds."""
+    wrong = (atoms.count - atoms.hits).astype(np.float64)
+    right = atoms.hits.astype(np.float64)
+    if wrong.sum() == 0 or right.sum() == 0:
+        return float("nan")
+    right_above = right.sum() - np.cumsum(right)
+    return float(wrong @ (right_above + 0.5 * right) / (wrong.sum() * right.sum()))
+
+
+def aurc(atoms: Atoms) -> float:
+    """Area under the risk-coverage curve: the error among the k most confident pixels, averaged over k.
+
+    Inside a tied group errors are spread evenly, which gives a closed form in harmonic numbers.
+    """
+    count = atoms.count[::-1].astype(np.float64)
+    wrong = (atoms.count - atoms.hits)[::-1].astype(np.float64)
+    seen, errors = np.cumsum(count) - count, np.cumsum(wrong) - wrong
+    rate = wrong / count
+    harmonic = digamma(seen + count + 1.0) - digamma(seen + 1.0)
+    return float((rate * count + (errors - rate * seen) * harmonic).sum() / count.sum())
+
+
+def _cumulative(atoms: Atoms) -> tuple[Floats, Floats, Floats]:
+    """Positions between atoms and the sums of value and outcome up to them."""
+    position = np.concatenate([[0.0], np.cumsum(atoms.count, dtype=np.float64)])
+    value = np.concatenate([[0.0], np.cumsum(atoms.value * atoms.count)])
+    hits = np.concatenate([[0.0], np.cumsum(atoms.hits, dtype=np.float64)])
+    return position, value, hits
+
+
+def _equal_mass(atoms: Atoms, bins: int, position: Floats, value: Floats, hits: Floats) -> ReliabilityCurve:
+    bins = min(bins, atoms.total)
+    size, extra = divmod(atoms.total, bins)
+    edges = np.concatenate([[0], np.cumsum(size + (np.arange(bins) < extra))]).astype(np.float64)
+    # linear interpolation inside an atom is the even sharing of a tied group
+    sums = np.interp(edges, position, value), np.interp(edges, position, hits)
+    return ReliabilityCurve.from_sums(np.diff(edges), np.diff(sums[0]), np.diff(sums[1]))
+
+
+def _grouped(where: NDArray[np.intp], amounts: Ints, size: int) -> Ints:
+    total = np.zeros(size, np.int64)
+    np.add.at(total, where, amounts)
+    return total

@@ -1,0 +1,439 @@
+"""How well maps segment: F, E, S, weighted F and MAE by PySODMetrics' conventions, IoU, Dice and K-class mIoU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.metrics.structure import EPS, after_centroid, s_measure, weighted_f
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+THRESHOLDS = 256
+WAYS = 4
+BETA_SQUARED = 0.3
+LEVELS = {np.dtype(np.uint8): 256, np.dtype(np.uint16): 65536}
+BYTE_VALUES = np.arange(256) / 255
+CURVES = ("precision", "recall", "f_curve", "e_curve")
+
+
+def count_levels(
+    prediction: NDArray[np.unsignedinteger[Any]],
+    mask: Mask,
+    zones: NDArray[np.integer[Any]] | None = None,
+    zone_count: int = 1,
+) -> Ints:
+    """Joint histogram of an integer map and its mask: all that F, E, MAE, IoU and calibration need to know.
+
+    Args:
+        prediction: Map of L = 256 (uint8) or 65536 (uint16) levels.
+        mask: Boolean, of the same shape.
+        zones: Which zone a pixel belongs to, 0 to ``zone_count - 1``; None puts all pixels into one.
+        zone_count: Number of zones.
+
+    Returns:
+        int64 (zone_count, 2, L); ``[z, 1, v]`` counts the foreground pixels of level v in zone z.
+    """
+    if prediction.dtype not in LEVELS:
+        raise TypeError(f"prediction: found {prediction.dtype}; expected uint8 or uint16")
+    _check_pair(prediction, mask)
+    levels = LEVELS[prediction.dtype]
+    bins = zone_count * 2 * levels
+    # Most pixels share one bin, and each increment of it waits for the one before: neighbours count separately.
+    ways = WAYS if bins * WAYS <= 65536 else 1
+    # Narrow keys: building them is bound by memory, and bincount widens them only once.
+    dtype = np.dtype(np.uint16 if bins <= 65536 else np.int64)
+    key = np.multiply(mask, dtype.type(levels), dtype=dtype)
+    key += prediction
+    key += (np.arange(mask.shape[-1] if mask.ndim else 1) % ways * bins).astype(dtype)
+    if zones is not None:
+        if zones.shape != mask.shape or (zones.size and not 0 <= zones.min() <= zones.max() < zone_count):
+            raise ValueError(f"zones: found shape {zones.shape}; expected {mask.shape}, 0 to {zone_count - 1}")
+        key += np.multiply(zones, dtype.type(2 * levels), dtype=dtype, casting="unsafe")
+    counts: Ints = np.bincount(key.ravel(), minlength=ways * bins).reshape(ways, zone_count, 2, levels).sum(axis=0)
+    return counts
+
+
+@dataclass(frozen=True)
+class SegmentationResult:
+    """Scores of a set of maps; curves are means over images at the thresholds t = 0..255, rising."""
+
+    f_max: float
+    f_mean: float
+    f_adaptive: float
+    e_max: float
+    e_mean: float
+    e_adaptive: float
+    s_measure: float
+    f_weighted: float
+    mae: float
+    iou: float
+    dice: float
+    precision: Floats
+    recall: Floats
+    f_curve: Floats
+    e_curve: Floats
+
+    def as_dict(self) -> dict[str, float]:
+        """The scalars by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in CURVES}
+
+
+@dataclass(frozen=True)
+class ConfusionResult:
+    """Scores of K-class label maps; means are over the classes that occur in truth or prediction."""
+
+    miou: float
+    iou: Floats  # (K,), nan for a class that does not occur
+    accuracy: float
+    dice: float
+
+    def as_dict(self) -> dict[str, float | list[float]]:
+        """The scores by name, ``iou`` as a list over classes."""
+        return {"miou": self.miou, "iou": self.iou.tolist(), "accuracy": self.accuracy, "dice": self.dice}
+
+
+class _SumMeter:
+    """A meter that holds nothing but named sums."""
+
+    _sums: dict[str, NDArray[Any]]
+
+    def _settle(self) -> None:
+        """Add to the sums what is still waiting, if anything."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Everything the meter holds, as arrays."""
+        self._settle()
+        return {key: value.copy() for key, value in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take over a state written by ``state_dict``."""
+        self._settle()
+        for key, own in self._sums.items():
+            if key not in state or np.shape(state[key]) != own.shape:
+                found = f"shape {np.shape(state[key])}" if key in state else "nothing"
+                raise ValueError(f"state[{key!r}]: found {found}; expected shape {own.shape}")
+        self._sums = {key: np.array(state[key], dtype=own.dtype) for key, own in self._sums.items()}
+
+    def merge(self, other: Self) -> None:
+        """Add what another meter of the same kind has seen."""
+        self._settle()
+        other._settle()
+        for key, own in self._sums.items():
+            if own.shape != other._sums[key].shape:
+                raise ValueError(f"merge: found {key} of shape {other._sums[key].shape}; expected {own.shape}")
+        for key, value in other._sums.items():
+            self._sums[key] += value
+
+
+class SegmentationMeter(_SumMeter):
+    """Sums the scores of one map after another in constant memory; meters of parts merge into that of the whole.
+
+    Scores follow PySODMetrics 1.6.2: every map is stretched to [0, 1] first (unless constant). IoU and Dice take
+    the map as it is, foreground above one half, pixels of all images pooled. A map without pixels is left out.
+
+    Args:
+        full: Also measure S and weighted F, which need the pixels and not only their histogram.
+    """
+
+    def __init__(self, full: bool = True) -> None:
+        self.full = full
+        self._sums = {
+            "images": np.zeros(2, dtype=np.int64),  # through F, E, MAE; through S and weighted F
+            "curves": np.zeros((len(CURVES), THRESHOLDS)),
+            "scores": np.zeros(3),  # adaptive F, adaptive E, MAE
+            "structure": np.zeros(2),  # S, weighted F
+            "pooled": np.zeros(3, dtype=np.int64),  # true positives, false positives, false negatives
+        }
+        # Level counts of single maps and their adaptive thresholds: 32 at once take hardly longer than one.
+        self._waiting: list[tuple[Ints, float]] = []
+
+    def update(self, prediction: NDArray[Any], mask: Mask, counts: Ints | None = None) -> None:
+        """Add one map.
+
+        Args:
+            prediction: uint8, uint16, or floats in [0, 1]; (H, W) for a ``full`` meter, else of any shape.
+            mask: Boolean, of the same shape.
+            counts: (2, 256) of ``count_levels`` for a uint8 map, when the caller has them already.
+        """
+        _check_pair(prediction, mask, rows=self.full)
+        if mask.size == 0:
+            return
+        if prediction.dtype != np.uint8:
+            self._add_pixels(prediction, mask)
+            return
+        quadrants = _count_quadrants(prediction, mask) if self.full else None
+        if counts is None:
+            counts = count_levels(prediction, mask)[0] if quadrants is None else quadrants.sum(axis=0)
+        self._waiting.append((counts, _tied_threshold(prediction, counts)))
+        if len(self._waiting) == 32:
+            self._settle()
+        if quadrants is not None:
+            self._add_structure(stretched_map(prediction), mask, quadrants)
+
+    def update_levels(self, counts: Ints) -> None:
+        """Add B 8-bit maps at once, all scores but S and weighted F.
+
+        Where twice the mean of a map equals one of its levels, the level counts as above the adaptive threshold;
+        ``update`` sees the pixels and there rounds as PySODMetrics does.
+
+        Args:
+            counts: (B, 2, 256) from ``count_levels``, one zone a map.
+        """
+        if counts.ndim != 3 or counts.shape[1:] != (2, 256):
+            raise ValueError(f"counts: found shape {counts.shape}; expected (maps, 2, 256)")
+        counts = counts[counts.any(axis=(1, 2))]
+        self._add_levels(counts, np.full(len(counts), np.nan))
+
+    def _settle(self) -> None:
+        if self._waiting:
+            counts, thresholds = zip(*self._waiting, strict=True)
+            self._waiting = []
+            self._add_levels(np.stack(counts), np.array(thresholds))
+
+    def update_structure(self, prediction: NDArray[Any], mask: Mask) -> None:
+        """Add S and weighted F of one map (H, W) whose other scores came through ``update_levels``."""
+        _check_pair(prediction, mask, rows=True)
+        if mask.size == 0:
+            return
+        quadrants = _count_quadrants(prediction, mask) if prediction.dtype == np.uint8 else None
+        self._add_structure(stretched_map(prediction), mask, quadrants)
+
+    def _add_structure(self, stretched: Floats, mask: Mask, quadrants: Ints | None) -> None:
+        moments = None if quadrants is None else _quadrant_moments(quadrants)
+        self._sums["structure"] += s_measure(stretched, mask, moments), weighted_f(stretched, mask)
+        self._sums["images"][1] += 1
+
+    def _add_levels(self, counts: Ints, thresholds: Floats) -> None:
+        """Add B 8-bit maps (B, 2, 256) and their adaptive thresholds (B,), nan where they are to be found here."""
+        maps = len(counts)
+        values = _stretched_levels(counts.sum(axis=1))
+        k = (values * 255).astype(np.intp) + THRESHOLDS * np.arange(2 * maps).reshape(2, maps, 1)
+        pixels = counts.swapaxes(0, 1).astype(np.float64)
+        size = pixels.sum(axis=(0, 2))
+        # A level equal to twice the mean shall count as above it, whatever the rounding.
+        found = np.minimum(2 * (pixels.sum(axis=0) * values).sum(axis=1) / size, 1) * (1 - 1e-12)
+        threshold = np.where(np.isnan(thresholds), found, thresholds)[:, None]
+        bins = np.bincount(k.ravel(), pixels.ravel(), k.size).astype(np.float64, copy=False).reshape(k.shape)
+        adaptive = (pixels * (values >= threshold)).sum(axis=2)
+        absolute = (pixels[0] * values + pixels[1] * (1 - values)).sum(axis=1) / size
+        fp, tp = pixels[:, :, 128:].sum(axis=(1, 2))
+        self._add(bins, adaptive, absolute, int(tp), int(fp))
+
+    def _add_pixels(self, prediction: NDArray[Any], mask: Mask) -> None:
+        """Add one 16-bit or float map."""
+        stretched = stretched_map(prediction)
+        bins = count_levels((stretched * 255).astype(np.uint8), mask).swapaxes(0, 1).astype(np.float64)
+        above = stretched >= min(2 * stretched.mean(), 1.0)
+        adaptive = np.array([[np.count_nonzero(above & ~mask)], [np.count_nonzero(above & mask)]], dtype=np.float64)
+        foreground = prediction > (32767 if prediction.dtype == np.uint16 else 0.5)
+        tp, fp = int(np.count_nonzero(foreground & mask)), int(np.count_nonzero(foreground & ~mask))
+        self._add(bins, adaptive, np.atleast_1d(np.abs(stretched - mask).mean()), tp, fp)
+        if self.full:
+            self._add_structure(stretched, mask, None)
+
+    def _add(self, bins: Floats, adaptive: Floats, absolute: Floats, tp: int, fp: int) -> None:
+        """Add B maps given by their pixels at each threshold (2, B, 256) and above the adaptive one (2, B)."""
+        above = np.concatenate([bins[..., ::-1].cumsum(axis=-1)[..., ::-1], adaptive[..., None]], axis=-1)
+        precision, recall, f = f_measure(above)
+        e = e_measure(above)
+        self._sums["curves"] += np.stack([precision, recall, f, e]).sum(axis=1)[:, :-1]
+        self._sums["scores"] += f[:, -1].sum(), e[:, -1].sum(), absolute.sum()
+        self._sums["pooled"] += tp, fp, int(above[1, :, 0].sum()) - tp
+        self._sums["images"][0] += bins.shape[1]
+
+    def compute(self) -> SegmentationResult:
+        """Scores of all maps so far; S and weighted F are nan without ``full``, IoU and Dice without foreground."""
+        self._settle()
+        images, structure_images = (int(n) for n in self._sums["images"])
+        if images == 0:
+            raise ValueError("SegmentationMeter.compute: found no map; expected at least one")
+        if self.full and structure_images != images:
+            raise ValueError(
+                f"SegmentationMeter.compute: found {structure_images} maps with S and weighted F; "
+                f"expected {images}, one call of update_structure for every map of update_levels"
+            )
+        precision, recall, f, e = self._sums["curves"] / images
+        f_adaptive, e_adaptive, mae = (float(score) for score in self._sums["scores"] / images)
+        s, f_weighted = (float(score) if self.full else math.nan for score in self._sums["structure"] / images)
+        tp, fp, fn = (int(n) for n in self._sums["pooled"])
+        return SegmentationResult(
+            f_max=float(f.max()),
+            f_mean=float(f.mean()),
+            f_adaptive=f_adaptive,
+            e_max=float(e.max()),
+            e_mean=float(e.mean()),
+            e_adaptive=e_adaptive,
+            s_measure=s,
+            f_weighted=f_weighted,
+            mae=mae,
+            iou=tp / (tp + fp + fn) if tp + fp + fn else math.nan,
+            dice=2 * tp / (2 * tp + fp + fn) if tp + fp + fn else math.nan,
+            precision=precision,
+            recall=recall,
+            f_curve=f,
+            e_curve=e,
+        )
+
+
+class ConfusionMeter(_SumMeter):
+    """Counts which of K classes was taken for which, over all pixels of all images.
+
+    Args:
+        num_classes: K.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self._sums = {"matrix": np.zeros((num_classes, num_classes), dtype=np.int64)}
+
+    def update(
+        self,
+        predicted: NDArray[np.integer[Any]],
+        labels: NDArray[np.integer[Any]],
+        ignore_index: int | None = None,
+    ) -> None:
+        """Add label maps of any equal shape; pixels whose true label is ``ignore_index`` do not count."""
+        if predicted.shape != labels.shape:
+            raise ValueError(f"predicted: found shape {predicted.shape}; expected {labels.shape} as labels")
+        if ignore_index is not None:
+            valid = labels != ignore_index
+            predicted, labels = predicted[valid], labels[valid]
+        K = self.num_classes
+        for name, classes in (("predicted", predicted), ("labels", labels)):
+            if classes.size and not (classes.min() >= 0 and classes.max() < K):
+                raise ValueError(f"{name}: found {classes.min()} to {classes.max()}; expected 0 to {K - 1}")
+        key = labels.astype(np.intp).ravel() * K + predicted.astype(np.intp).ravel()
+        self._sums["matrix"] += np.bincount(key, minlength=K * K).reshape(K, K)
+
+    def compute(self) -> ConfusionResult:
+        """Scores over all pixels so far; nan where no pixel decides."""
+        matrix = self._sums["matrix"]
+        hits = matrix.diagonal().astype(np.float64)
+        either = matrix.sum(axis=0) + matrix.sum(axis=1)
+        occurs = either > 0
+        iou, dice = np.full((2, self.num_classes), np.nan)
+        iou[occurs] = hits[occurs] / (either - hits)[occurs]
+        dice[occurs] = 2 * hits[occurs] / either[occurs]
+        if not occurs.any():
+            return ConfusionResult(math.nan, iou, math.nan, math.nan)
+        return ConfusionResult(
+            miou=float(iou[occurs].mean()),
+            iou=iou,
+            accuracy=float(hits.sum() / matrix.sum()),
+            dice=float(dice[occurs].mean()),
+        )
+
+
+def stretched_map(prediction: NDArray[Any]) -> Floats:
+    """The map as float64, stretched to [0, 1] unless constant."""
+    levels = LEVELS.get(prediction.dtype)
+    if levels is None:
+        values = np.ascontiguousarray(prediction, dtype=np.float64)
+        return _stretch(values, values.min(), values.max())
+    table = np.arange(levels) / (levels - 1)
+    return _stretch(table, table[prediction.min()], table[prediction.max()]).take(prediction)
+
+
+def _stretch(values: Floats, low: float, high: float) -> Floats:
+    stretched: Floats = values if low == high else (values - low) / (high - low)
+    return stretched
+
+
+def _stretched_levels(pixels: Ints) -> Floats:
+    """Values (B, 256) of the levels of 8-bit maps, stretched between the first and the last with pixels."""
+    occurs = pixels > 0
+    low = BYTE_VALUES[occurs.argmax(axis=1)][:, None]
+    span = BYTE_VALUES[255 - occurs[:, ::-1].argmax(axis=1)][:, None] - low
+    constant = span == 0
+    stretched = (BYTE_VALUES - np.where(constant, 0, low)) / np.where(constant, 1, span)
+    inside: Floats = np.minimum(np.maximum(stretched, 0), 1)
+    return inside
+
+
+def _tied_threshold(prediction: NDArray[np.uint8], counts: Ints) -> float:
+    """The adaptive threshold as PySODMetrics rounds it, if it is one of the map's levels; else nan.
+
+    On which side of the threshold that level falls then hangs on the order of summation, which only pixels tell.
+    """
+    pixels = counts.sum(axis=0)
+    occurring = np.flatnonzero(pixels)
+    low, high, n = int(occurring[0]), int(occurring[-1]), int(pixels.sum())
+    level, rest = divmod(2 * (int(pixels @ np.arange(256)) - n * low), n)
+    if rest or low + level >= high or not pixels[low + level]:
+        return math.nan
+    return min(2 * float(stretched_map(prediction).mean()), 1.0)
+
+
+def f_measure(above: Floats) -> tuple[Floats, Floats, Floats]:
+    """Precision, recall and F (Achanta et al., Frequency-tuned salient region detection, CVPR 2009).
+
+    Args:
+        above: (2, B, T) background and foreground pixels at or above each threshold, of which the first takes all.
+    """
+    fp, tp = above
+    precision = tp / np.maximum(tp + fp, 1)
+    recall = tp / np.maximum(tp[:, :1], 1)
+    weighted = BETA_SQUARED * precision + recall
+    f = (1 + BETA_SQUARED) * precision * recall / np.where(weighted == 0, 1, weighted)
+    return precision, recall, f
+
+
+def e_measure(above: Floats) -> Floats:
+    """E-measure (Fan et al., Enhanced-alignment measure for binary foreground map evaluation, IJCAI 2018).
+
+    Args:
+        above: As for ``f_measure``.
+    """
+    size, positives = above[:, :, :1].sum(axis=0), above[1, :, :1]
+    predicted = above.sum(axis=0)
+    # First axis: predicted background, foreground; second: true background, foreground.
+    pixels = np.stack([above[:, :, :1] - above, above])
+    a = np.stack([-predicted / size, 1 - predicted / size])[:, None]
+    b = np.stack([-positives / size, 1 - positives / size])[None]
+    alignment = 2 * a * b / (a * a + b * b + EPS)
+    total = (pixels * (alignment + 1) ** 2).sum(axis=(0, 1)) / 4
+    total = np.where(positives == 0, size - predicted, np.where(positives == size, predicted, total))
+    e: Floats = total / (size - 1 + EPS)
+    return e
+
+
+def _count_quadrants(prediction: NDArray[np.uint8], mask: Mask) -> Ints:
+    """``count_levels`` of the four quadrants around the object's centroid: (4, 2, 256)."""
+    y, x = after_centroid(mask)
+    below, right = np.arange(mask.shape[0]) >= y, np.arange(mask.shape[1]) >= x
+    return count_levels(prediction, mask, np.add.outer(2 * below.view(np.uint8), right), 4)
+
+
+def _quadrant_moments(quadrants: Ints) -> Floats:
+    """Number, mean and sum of squared deviations of the stretched pixels counted by ``_count_quadrants``: (4, 2, 3)."""
+    values = _stretched_levels(quadrants.sum(axis=(0, 1))[None])[0]
+    counts = quadrants.astype(np.float64)
+    n = counts.sum(axis=2)
+    mean = counts @ values / np.maximum(n, 1)
+    squares = (counts * (values - mean[..., None]) ** 2).sum(axis=2)
+    return np.stack([n, mean, squares], axis=-1)
+
+
+def _check_pair(prediction: NDArray[Any], mask: Mask, rows: bool = False) -> None:
+    """Refuse what is not a map and its mask; with ``rows``, also what is not (H, W)."""
+    if mask.dtype != bool:
+        raise TypeError(f"mask: found {mask.dtype}; expected bool")
+    if rows and mask.ndim != 2:
+        raise ValueError(f"mask: found shape {mask.shape}; expected (height, width)")
+    if prediction.shape != mask.shape:
+        raise ValueError(f"prediction: found shape {prediction.shape}; expected {mask.shape} as the mask")
+    if prediction.dtype in LEVELS or mask.size == 0:
+        return
+    if not np.issubdtype(prediction.dtype, np.floating):
+        raise TypeError(f"prediction: found {prediction.dtype}; expected uint8, uint16 or floats in [0, 1]")
+    if not (prediction.min() >= 0 and prediction.max() <= 1):
+        raise ValueError(f"prediction: found {prediction.min()} to {prediction.max()}; expected 0 to 1")

@@ -1,0 +1,416 @@
+"""The one-pass statistic behind every calibration figure: integer tables that merge exactly and never grow.
+
+Sums are kept in integers, two limbs of 26 and 27 bits a value, so they neither saturate (float32 stops counting at
+2**24) nor depend on the order of additions. A probability table holds, for fine bins of a value v in [0, 1], how many
+pixels had outcome 0 and 1 and the exact sum of v. Fine bins have a fixed relative width on both sides of 0.5, because
+the values of a segmentation model crowd at 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
+
+EXACT_PIXELS = 1 << 20
+"""Float maps are kept pixel by pixel up to here, and summarised in fine bins beyond."""
+
+_MAX_RAW_VALUES = 1 << 26
+_CHUNK = 1 << 21
+_HIGH, _LOW = 2.0**26, 2.0**27
+_OCTAVES = 39
+_STEPS_SIGMOID, _STEPS_SOFTMAX = (
+    10,
+    7,
+)  # log2 of the fine bins an octave; K classes have K tables, so coarser ones
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Sketch:
+    """Everything that has to be remembered of the pixels seen so far.
+
+    Args:
+        bins: Equal-width bins whose figures must be exact.
+        num_classes: 1 for a single foreground probability, K for K channels.
+        multilabel: K independent sigmoid channels instead of a softmax over K classes.
+        boundary: Also measure the boundary bands of ``levels.BOUNDARY_DISTANCES``.
+    """
+
+    def __init__(self, bins: int = 10, num_classes: int = 1, multilabel: bool = False, boundary: bool = True) -> None:
+        if bins < 1:
+            raise ValueError(f"bins is {bins}; expected at least 1")
+        if num_classes < 1:
+            raise ValueError(f"num_classes is {num_classes}; expected 1 for binary maps or K >= 2")
+        self.bins, self.num_classes, self.boundary = bins, num_classes, boundary
+        self.softmax = num_classes > 1 and not multilabel
+        # Class-wise tables: background and foreground of a binary map, else one a channel.
+        self.channels = 2 if num_classes == 1 else num_classes
+        self._steps = _STEPS_SOFTMAX if self.softmax else _STEPS_SIGMOID
+        bands = len(BOUNDARY_DISTANCES)
+        self.tables: dict[str, Tensor] = {
+            "top": torch.zeros(bins, 4, dtype=torch.int64),
+            "bands": torch.zeros(bands, bins, 4, dtype=torch.int64),
+            "classes": torch.zeros(self.channels, bins, 4, dtype=torch.int64),
+            # zone of the boundary distance, mask, 16-bit level
+            "levels": torch.zeros(bands + 1, 2, MAX_LEVEL + 1, dtype=torch.int64),
+            "invalid": torch.zeros((), dtype=torch.int64),
+        }
+        self.rows: list[Tensor] = []
+        self.raw: list[tuple[Tensor, Tensor]] = []
+        self._raw_pixels = 0
+
+    # ------------------------------------------------------------------ updates
+
+    def update(self, values: Tensor, labels: Tensor, valid: Tensor | None = None, zones: Tensor | None = None) -> None:
+        """Count a batch of float probabilities.
+
+        Args:
+            values: Probabilities, float64 (B, C, P), C channels of P pixels.
+            labels: int64 (B, P) class indices for a softmax, else (B, C, P) zeros and ones.
+            valid: bool (B, P), False at void pixels.
+            zones: (B, P) 0 and 1 in the boundary bands, 2 beyond.
+        """
+        batch, _, pixels = values.shape
+        images = max(1, _CHUNK // max(pixels, 1))
+        for first in range(0, batch, images):
+            group = slice(first, first + images)
+            table = torch.zeros(min(images, batch - first), self.bins, 4, dtype=torch.int64, device=values.device)
+            scores = torch.zeros(len(table), 2, dtype=torch.float64, device=values.device)
+            for start in range(0, pixels, _CHUNK):
+                part = slice(start, start + _CHUNK)
+                self._count(
+                    values[group, :, part],
+                    labels[group, ..., part],
+                    None if valid is None else valid[group, part],
+                    None if zones is None else zones[group, part],
+                    table,
+                    scores,
+                )
+            self._add("top", table.sum(0))
+            self.rows.append(_rows(table, scores))
+
+    def _count(
+        self,
+        values: Tensor,
+        labels: Tensor,
+        valid: Tensor | None,
+        zones: Tensor | None,
+        table: Tensor,
+        scores: Tensor,
+    ) -> None:
+        """Add a part of a group of images to the tables; ``table`` and ``scores`` are the group's own sums."""
+        group, _, pixels = values.shape
+        device = values.device
+        bad = ~((values >= 0) & (values <= 1))
+        if valid is not None:
+            bad &= valid[:, None]
+        self._add("invalid", bad.sum())
+        if device.type == "cpu" and bool(bad.any()):
+            raise ValueError("probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits=")
+        values = values.nan_to_num(0.0).clamp(0.0, 1.0)
+        confidence, correct = top_label(values, labels, self.softmax)
+        confidence, correct = confidence.flatten(1), correct.flatten(1)
+        keep = None if valid is None else valid.repeat(1, confidence.shape[1] // pixels)
+        image = torch.arange(group, device=device)[:, None]
+        bin_ = equal_width_index(confidence, self.bins)
+        table += _tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).view_as(table)
+        scores += _scores(values, labels, self.softmax, valid)
+        if zones is not None:
+            self._count_bands(zones.repeat(1, confidence.shape[1] // pixels), bin_, confidence, correct, keep)
+        classes = torch.zeros(self.tables["classes"].shape, dtype=torch.int64, device=device)
+        for channel, value, outcome in self._channel_outcomes(values, labels):
+            classes[channel] = _tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
+        self._add("classes", classes)
+        self._remember(values, labels, valid)
+
+    def _count_bands(
+        self, zones: Tensor, bin_: Tensor, confidence: Tensor, correct: Tensor, keep: Tensor | None
+    ) -> None:
+        """Zones are nested: a pixel of zone 0 lies in every band."""
+        size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
+        by_zone = _tally(zones * self.bins + bin_, confidence, correct, keep, size).view(-1, self.bins, 4)
+        self._add("bands", by_zone.cumsum(0)[:-1])
+
+    def _channel_outcomes(self, values: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For every class its probability and whether the pixel is of that class, (B, P) each."""
+        if self.num_classes == 1:
+            yield 0, 1.0 - values[:, 0], labels[:, 0] == 0
+            yield 1, values[:, 0], labels[:, 0] == 1
+            return
+        for channel in range(self.channels):
+            outcome = labels == channel if self.softmax else labels[:, channel] == 1
+            yield channel, values[:, channel], outcome
+
+    def _remember(self, values: Tensor, labels: Tensor, valid: Tensor | None) -> None:
+        """Keep the pixels themselves while they are few, their fine bins otherwise."""
+        flat = values.transpose(0, 1).flatten(1)
+        outcomes = labels.flatten()[None] if self.softmax else labels.transpose(0, 1).flatten(1)
+        outcomes = outcomes.to(torch.int16)
+        if valid is not None:
+            kept = valid.flatten()
+            flat, outcomes = flat[:, kept], outcomes[:, kept]
+        self.raw.append((flat, outcomes))
+        self._raw_pixels += flat.shape[1]
+        self._fold_if_large()
+
+    def _fold_if_large(self) -> None:
+        if self.folded or self._raw_pixels > min(EXACT_PIXELS, _MAX_RAW_VALUES // self.num_classes):
+            self.fold()
+
+    def _fold(self, values: Tensor, outcomes: Tensor) -> None:
+        size = fine_size(self._steps)
+        fine = torch.zeros(len(values), size, 4, dtype=torch.int64, device=values.device)
+        for channel, value in enumerate(values):
+            outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
+            fine[channel] = _tally(fine_index(value, self._steps), value, outcome, None, size)
+        self._add("fine", fine)
+        if self.softmax:
+            confidence, correct = top_label(values[None], outcomes.to(torch.int64), True)
+            index = fine_index(confidence[0], _STEPS_SIGMOID)
+            top = _tally(index, confidence[0], correct[0], None, fine_size(_STEPS_SIGMOID))
+            self._add("fine_top", top)
+
+    def add_levels(self, counts: Ints) -> None:
+        """Add 8- or 16-bit foreground maps that were counted by level; ``add_rows`` takes their per-image rows.
+
+        Args:
+            counts: int64 (Z, 2, L) pixels by boundary zone (Z = 3, or 1 where the bands are not measured), mask value
+                and level, summed over the images; L is 256 or 65536.
+        """
+        if self.num_classes != 1:
+            raise ValueError("integer maps are binary; pass float probabilities for several classes")
+        stride = MAX_LEVEL // (counts.shape[2] - 1)
+        self.tables["levels"] = self.tables["levels"].cpu()
+        # without zones, everything lies beyond the bands
+        self.tables["levels"][-len(counts) :, :, ::stride] += torch.from_numpy(counts)
+
+    def add_rows(self, rows: Floats) -> None:
+        """Add per-image rows, such as ``levels.level_rows`` gives."""
+        self.rows.append(torch.from_numpy(rows))
+
+    def fold(self) -> None:
+        """Summarise the kept pixels in fine bins now, whatever their number."""
+        for flat, outcomes in self.raw:
+            for first in range(0, flat.shape[1], _CHUNK):
+                part = slice(first, first + _CHUNK)
+                self._fold(flat[:, part], outcomes[:, part])
+        self.raw = []
+
+    @property
+    def folded(self) -> bool:
+        """Whether float maps are summarised in fine bins."""
+        return "fine" in self.tables
+
+    def _add(self, name: str, table: Tensor) -> None:
+        """Add to a table, on the device where the newest data is."""
+        old = self.tables.get(name)
+        self.tables[name] = table if old is None else old.to(table.device) + table
+
+    # ------------------------------------------------------------------ combining
+
+    def merge(self, other: Sketch) -> None:
+        """Add what another sketch of the same kind has counted."""
+        for name in ("bins", "num_classes", "softmax", "boundary"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(f"cannot merge: {name} is {getattr(self, name)} here and {getattr(other, name)} there")
+        for name, table in other.tables.items():
+            self._add(name, table.clone())
+        self.rows += other.rows
+        self.raw += other.raw
+        self._raw_pixels += other._raw_pixels
+        self._fold_if_large()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state as tensors on the CPU and plain numbers."""
+        state: dict[str, Any] = {name: table.cpu().clone() for name, table in self.tables.items()}
+        state["rows"] = torch.from_numpy(self.image_rows())
+        if self.raw:
+            state["raw_values"] = torch.cat([v.cpu() for v, _ in self.raw], 1)
+            state["raw_outcomes"] = torch.cat([o.cpu() for _, o in self.raw], 1)
+        state["raw_pixels"] = self._raw_pixels
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the state by one that ``state_dict`` of a sketch with the same settings gave."""
+        for name in ("top", "classes"):
+            if state[name].shape != self.tables[name].shape:
+                raise ValueError(
+                    f"state of shape {tuple(state[name].shape)} for {name}; expected {tuple(self.tables[name].shape)}"
+                )
+        own = ("rows", "raw_values", "raw_outcomes", "raw_pixels")
+        self.tables = {name: value.clone() for name, value in state.items() if name not in own}
+        self.rows = [state["rows"].clone()]
+        self.raw = [(state["raw_values"], state["raw_outcomes"])] if "raw_values" in state else []
+        self._raw_pixels = int(state["raw_pixels"])
+
+    # ------------------------------------------------------------------ reading
+
+    def image_rows(self) -> Floats:
+        """The per-image table (images, 5 + bins) in the order of the updates: ``ROW_SCALARS``, then gaps by bin."""
+        if not self.rows:
+            return np.zeros((0, len(ROW_SCALARS) + self.bins))
+        return np.concatenate([rows.cpu().numpy() for rows in self.rows])
+
+    def counts(self, name: str) -> tuple[Ints, Floats, Ints]:
+        """Pixels, sum of the value and number of outcomes 1 of every bin of a table, from float maps alone."""
+        table = self.tables[name].cpu().numpy()
+        return table[..., 0] + table[..., 1], limbs_to_float(table[..., 2:]), table[..., 1]
+
+    def level_counts(self, zone: int | None = None) -> Ints:
+        """Histogram (2, 65536) of mask and level of the integer maps, of one zone or of all."""
+        levels: Ints = self.tables["levels"].cpu().numpy()
+        return np.asarray(levels.sum(axis=0) if zone is None else levels[zone])
+
+    def class_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
+        """Values of one sigmoid or softmax channel with pixels and outcomes 1, unsorted, ties not merged."""
+        parts: list[tuple[Floats, Ints, Ints]] = []
+        for flat, outcomes in self.raw:
+            hit = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
+            value = flat[channel].cpu().numpy()
+            parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
+        if "fine" in self.tables:
+            parts.append(_fine_atoms(self.tables["fine"][channel]))
+        if self.num_classes == 1:
+            levels = self.level_counts()
+            present = np.flatnonzero(levels.sum(axis=0))
+            parts.append((present / MAX_LEVEL, levels[:, present].sum(axis=0), levels[1, present]))
+        return _concatenated(parts)
+
+    def top_atoms(self) -> tuple[Floats, Ints, Ints]:
+        """Confidences with pixels and correct pixels, unsorted, ties not merged."""
+        if not self.softmax:
+            return _concatenated([_folded(*self.class_atoms(c)) for c in range(self.num_classes)])
+        parts = []
+        for flat, outcomes in self.raw:
+            confidence, correct = top_label(flat[None], outcomes.to(torch.int64), True)
+            value = confidence[0].cpu().numpy()
+            parts.append((value, np.ones(len(value), np.int64), correct[0].cpu().numpy().astype(np.int64)))
+        if "fine_top" in self.tables:
+            parts.append(_fine_atoms(self.tables["fine_top"]))
+        return _concatenated(parts)
+
+
+def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+    """Confidence of the winning class and whether it is right.
+
+    A foreground probability of exactly 0.5 predicts background; tied classes go to the first.
+    """
+    if softmax:
+        winner = values.argmax(dim=1)
+        return values.gather(1, winner[:, None])[:, 0], winner == labels
+    return torch.maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
+
+
+def equal_width_index(value: Tensor, bins: int) -> Tensor:
+    """Bin of [l, u) that holds a value in [0, 1]; 1.0 lies in the last."""
+    return (value * bins).to(torch.int64).clamp_(max=bins - 1)
+
+
+def fine_size(steps: int) -> int:
+    """Number of fine bins on both sides of 0.5."""
+    return 2 * ((_OCTAVES << steps) + 2)
+
+
+def fine_index(value: Tensor, steps: int) -> Tensor:
+    """Fine bin of a float64 value, rising with it.
+
+    The distance e to the nearer of 0 and 1 is binned by the leading bits of its floating-point form: 2**steps bins
+    in every octave from 2**-40 to 2**-1, one below, one for e = 0.5.
+    """
+    half = fine_size(steps) // 2
+    upper = value > 0.5
+    distance = torch.where(upper, 1.0 - value, value)
+    lowest = (1023 - 40) << steps
+    code = ((distance.view(torch.int64) >> (52 - steps)) - lowest + 1).clamp_(min=0)
+    return torch.where(upper, 2 * half - 1 - code, code)
+
+
+def limbs_to_float(limbs: Ints) -> Floats:
+    """The sum kept in two integers."""
+    return np.asarray((limbs[..., 0] + limbs[..., 1] / _LOW) / _HIGH, dtype=np.float64)
+
+
+def _rows(table: Tensor, scores: Tensor) -> Tensor:
+    """Per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4)."""
+    count, correct = table[..., 0] + table[..., 1], table[..., 1]
+    confidence = (table[..., 2].double() + table[..., 3].double() / _LOW) / _HIGH
+    columns = [
+        count.sum(1, True),
+        correct.sum(1, True),
+        confidence.sum(1, True),
+        scores,
+        confidence - correct,
+    ]
+    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
+
+
+def _scores(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None) -> Tensor:
+    """Sums of Brier score and negative log-likelihood of every image (B, 2); binary ones of one channel a pixel."""
+    if softmax:
+        truth = labels.clamp(0, values.shape[1] - 1)[:, None]
+        p_true = values.gather(1, truth)
+        brier = (values.square().sum(1, True) - 2.0 * p_true + 1.0).clamp(min=0.0)
+    else:
+        p_true = torch.where(labels == 1, values, 1.0 - values)
+        brier = (1.0 - p_true).square()
+    nll = -p_true.clamp(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0).log()
+    both = torch.stack([brier, nll])
+    if valid is not None:
+        both = both * valid[:, None]
+    return both.flatten(2).sum(2).T
+
+
+def _tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, size: int) -> Tensor:
+    """For every index: pixels with outcome 0, with outcome 1, and the two limbs of the sum of values; (size, 4)."""
+    scaled = value.flatten() * _HIGH
+    high = scaled.floor()
+    low = ((scaled - high) * _LOW).round()
+    key = index.flatten()
+    if keep is not None:  # void pixels go to a slot that is cut off
+        key = torch.where(keep.flatten(), key, size)
+    both = _bincount(key * 2 + outcome.flatten(), None, 2 * size + 2).view(-1, 2)
+    limbs = torch.stack([_bincount(key, high, size + 1), _bincount(key, low, size + 1)], dim=1)
+    return torch.cat([both, limbs], dim=1)[:size]
+
+
+def _bincount(index: Tensor, weights: Tensor | None, size: int) -> Tensor:
+    """int64 histogram; integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
+    if index.device.type == "cpu":  # numpy's is twice as fast as torch's here
+        array = np.bincount(index.numpy(), None if weights is None else weights.numpy(), size)
+        return torch.from_numpy(array).to(torch.int64)
+    return torch.bincount(index, weights, size).to(torch.int64)
+
+
+def _fine_atoms(table: Tensor) -> tuple[Floats, Ints, Ints]:
+    """Mean value, pixels and outcomes 1 of the fine bins that hold something."""
+    counts = table.cpu().numpy()
+    pixels = counts[:, 0] + counts[:, 1]
+    present = pixels > 0
+    return limbs_to_float(counts[present, 2:]) / pixels[present], pixels[present], counts[present, 1]
+
+
+def _folded(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
+    """Confidence, pixels and correct pixels from foreground probabilities."""
+    foreground = value > 0.5
+    return (
+        np.where(foreground, value, 1.0 - value),
+        pixels,
+        np.where(foreground, positives, pixels - positives),
+    )
+
+
+def _concatenated(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, Ints, Ints]:
+    values, pixels, outcomes = zip(*parts, strict=True) if parts else (([],), ([],), ([],))
+    return (
+        np.concatenate(values).astype(np.float64),
+        np.concatenate(pixels).astype(np.int64),
+        np.concatenate(outcomes).astype(np.int64),
+    )

@@ -1,0 +1,96 @@
+"""Encoders from timm: names, input statistics, and feature maps at given strides."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from densecal.models.registry import suggestion
+
+
+def import_extra(module: str) -> Any:
+    """Import an optional dependency or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"densecal.models needs {module}: pip install 'densecal[train]'") from error
+
+
+def check_encoder(encoder: str) -> None:
+    """Raise a ValueError with close matches unless timm knows the encoder (``name`` or ``name.tag``)."""
+    timm = import_extra("timm")
+    name, _, tag = encoder.partition(".")
+    if not timm.is_model(name):
+        raise ValueError(f"unknown encoder {encoder!r}; {suggestion(name, timm.list_models())}")
+    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
+    if tag and tag not in tags:
+        raise ValueError(f"unknown weights tag {tag!r} of the encoder {name!r}; {suggestion(tag, tags)}")
+
+
+def input_statistics(encoder: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation, for images in [0, 1], that timm's weights were trained with."""
+    config = import_extra("timm").get_pretrained_cfg(encoder)
+    return config.mean, config.std
+
+
+def encoder_options(encoder: str) -> dict[str, Any]:
+    """Return what ``timm.create_model`` needs so that the encoder takes any multiple of 32.
+
+    timm's Swin takes one image size unless told otherwise, and the first version shifts no windows in a stage
+    whose map was a single window at that size. Larger maps need the shift there, or their windows never mix.
+    """
+    options: dict[str, Any] = {}
+    if encoder.startswith("swin"):
+        options["strict_img_size"] = False
+    if encoder.startswith("swin_"):
+        options["always_partition"] = True
+    return options
+
+
+def skeleton(encoder: str, **options: Any) -> nn.Module:
+    """Create a timm model for its names and shapes alone, on the meta device where timm can."""
+    timm = import_extra("timm")
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(encoder, **options)
+    except (NotImplementedError, RuntimeError):
+        model = timm.create_model(encoder, **options)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+class FeaturePyramid(nn.Module):
+    """Feature maps of a timm encoder at given strides, channels first.
+
+    Args:
+        encoder: timm name.
+        strides: Strides of the maps, ascending.
+
+    Raises:
+        ValueError: If the encoder has no features at one of the strides.
+    """
+
+    def __init__(self, encoder: str, strides: Sequence[int] = (4, 8, 16, 32)) -> None:
+        super().__init__()
+        info: Any = skeleton(encoder, features_only=True).feature_info
+        position = dict(zip(info.reduction(), info.out_indices, strict=True))
+        absent = [stride for stride in strides if stride not in position]
+        if absent:
+            raise ValueError(f"its features have strides {info.reduction()}, {list(strides)} are needed")
+        indices = tuple(position[stride] for stride in strides)
+        self.model = import_extra("timm").create_model(
+            encoder, features_only=True, out_indices=indices, **encoder_options(encoder)
+        )
+        self.channels: list[int] = self.model.feature_info.channels()
+        self.channels_last = getattr(self.model, "output_fmt", None) == "NHWC"
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return one map (B, C_i, H / stride_i, W / stride_i) a stride."""
+        features: list[Tensor] = self.model(images)
+        if self.channels_last:
+            features = [feature.permute(0, 3, 1, 2).contiguous() for feature in features]
+        return features

@@ -1,0 +1,1 @@
+"""Drawing and tabulating records: terminal and LaTeX tables, CSV, figures."""

@@ -1,0 +1,199 @@
+"""Figures of evaluation records (matplotlib): reliability, joint density, curves, confidence histogram."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.ndimage import gaussian_filter
+
+from densecal.files import write_atomically
+from densecal.report.tables import Record, by_dataset
+
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7F7F7F"
+CYCLE = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+
+
+def write_figures(records: list[Record], folder: Path) -> list[Path]:
+    """Draw everything that the records hold; one folder a data set when there are several.
+
+    Args:
+        records: Evaluation records, as ``densecal evaluate --json`` writes them.
+        folder: Where the PNG files go.
+
+    Returns:
+        The files written.
+    """
+    written = []
+    groups = by_dataset(records)
+    for dataset, group in groups.items():
+        place = folder / _file_name(dataset) if len(groups) > 1 else folder
+        drawings: dict[str, Callable[[list[Record]], Figure]] = {
+            "reliability": reliability_figure,
+            "joint": joint_figure,
+            "confidence": confidence_figure,
+        }
+        if any("foreground" in record["reliability"] for record in group):
+            drawings["reliability-foreground"] = foreground_figure
+        if all("curves" in record for record in group):
+            drawings["curves"] = curve_figure
+        for name, draw in drawings.items():
+            path = place / f"{name}.png"
+            save(draw(group), path)
+            written.append(path)
+    return written
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all."""
+    write_atomically(path, lambda stream: figure.savefig(stream, format="png", dpi=150))
+
+
+def reliability_figure(records: list[Record]) -> Figure:
+    """Accuracy over confidence of the winning class, with the number of pixels in each bin below."""
+    return _reliability(records, lambda r: r["reliability"], "confidence", "accuracy", "ece_ew")
+
+
+def foreground_figure(records: list[Record]) -> Figure:
+    """Share of foreground over the foreground probability: what the background cannot dominate."""
+    return _reliability(
+        records, lambda r: r["reliability"]["foreground"], "foreground probability", "share of foreground",
+        "ece_foreground",
+    )  # fmt: skip
+
+
+def joint_figure(records: list[Record]) -> Figure:
+    """Density of images over mean confidence and accuracy, against the diagonal of a calibrated model."""
+    low = min(_joint_low(record) for record in records)
+    figure, axes = _panels(records, 3.2)
+    for axis, record in zip(axes, records, strict=True):
+        joint = record["joint"]
+        cells = joint["cells"]
+        grid = np.zeros((cells, cells))
+        for x, y, n in joint["counts"]:
+            grid[y, x] = n
+        density = gaussian_filter(grid, 1.0)
+        density[density < 1e-3 * density.max()] = np.nan
+        axis.imshow(
+            density, origin="lower", extent=(0, 1, 0, 1), cmap="viridis",
+            interpolation="bilinear", aspect="auto",
+        )  # fmt: skip
+        axis.plot([0, 1], [0, 1], ":", color=RED, linewidth=1.5)
+        axis.set(xlim=(max(low, 0.0), 1.0), ylim=(low, 1.0), xlabel="mean confidence of an image")
+        axis.set_title(_title(record), fontsize=9)
+    axes[0].set_ylabel("accuracy of the image")
+    return figure
+
+
+def confidence_figure(records: list[Record]) -> Figure:
+    """How many pixels are how confident, right and wrong ones apart."""
+    figure, axes = _panels(records, 2.8)
+    for axis, record in zip(axes, records, strict=True):
+        histogram = record["reliability"]["histogram"]
+        count, correct = np.array(histogram["count"]), np.array(histogram["correct"])
+        edges = np.linspace(0, 1, len(count) + 1)
+        axis.stairs(correct, edges, color=BLUE, label="right", linewidth=1.5)
+        axis.stairs(count - correct, edges, color=RED, label="wrong", linewidth=1.5, linestyle="--")
+        first = edges[np.flatnonzero(count)[0]] if count.any() else 0.0
+        axis.set(yscale="log", xlim=(min(first, 0.5), 1.0), xlabel="confidence")
+        axis.set_title(_title(record), fontsize=9)
+    axes[0].set_ylabel("pixels")
+    axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def curve_figure(records: list[Record]) -> Figure:
+    """F over the threshold, and precision over recall, of every method."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, record in enumerate(records):
+        curves = record["curves"]
+        style = {"color": CYCLE[i % len(CYCLE)], "linestyle": ("-", "--", ":", "-.")[i // len(CYCLE) % 4]}
+        f = np.array(curves["f_curve"])
+        left.plot(np.arange(len(f)) / (len(f) - 1), f, label=f"{_escape(record['name'])} ({f.max():.3f})", **style)
+        right.plot(curves["recall"], curves["precision"], **style)
+    left.set(xlabel="threshold (map min-maxed)", ylabel="F", xlim=(0, 1), ylim=(0, 1))
+    right.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1))
+    left.legend(frameon=False, fontsize=8, loc="lower center", title="F max", title_fontsize=8)
+    return figure
+
+
+def _reliability(
+    records: list[Record],
+    curve_of: Callable[[Record], dict[str, Any]],
+    x_label: str,
+    y_label: str,
+    error: str,
+) -> Figure:
+    records = [record for record in records if _present(record, curve_of)]
+    figure = Figure(figsize=(3.2 * len(records) + 0.4, 4.0), layout="constrained")
+    axes = figure.subplots(2, len(records), squeeze=False, sharex="col", sharey="row", height_ratios=(3, 1))
+    for column, record in zip(axes.T, records, strict=True):
+        curve = curve_of(record)
+        count = np.array(curve["count"], dtype=float)
+        x, y = np.array(curve["confidence"]), np.array(curve["accuracy"])
+        width = 1.0 / len(count)
+        left = np.arange(len(count)) * width
+        held = count > 0
+        upper, lower = column
+        upper.bar(left[held], y[held], width, align="edge", color=BLUE, edgecolor="white", label=y_label)
+        upper.bar(
+            left[held], (x - y)[held], width, bottom=y[held], align="edge", color=RED, alpha=0.35, hatch="//",
+            edgecolor=RED, linewidth=0, label="gap",
+        )  # fmt: skip
+        upper.plot([0, 1], [0, 1], ":", color=GREY)
+        first = 0.5 if not count[: len(count) // 2].any() else 0.0
+        upper.set(xlim=(first, 1.0), ylim=(0, 1))
+        upper.set_title(f"{_title(record)}\nECE {100 * record['calibration'][error]:.2f} %", fontsize=9)
+        lower.bar(left[held], count[held], width, align="edge", color=GREY, edgecolor="white")
+        lower.set(yscale="log", xlabel=x_label)
+    axes[0, 0].set_ylabel(y_label)
+    axes[1, 0].set_ylabel("pixels")
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def _present(record: Record, curve_of: Callable[[Record], dict[str, Any]]) -> bool:
+    try:
+        curve_of(record)
+    except KeyError:
+        return False
+    return True
+
+
+def _panels(records: list[Record], size: float) -> tuple[Figure, list[Axes]]:
+    """One panel a record, six in a row."""
+    columns = min(6, len(records))
+    rows = math.ceil(len(records) / columns)
+    figure = Figure(figsize=(size * columns + 0.6, size * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for spare in axes[len(records) :]:
+        spare.set_axis_off()
+    return figure, list(axes[: len(records)])
+
+
+def _joint_low(record: Record) -> float:
+    """Where the axes should begin: a little below the least accurate or least confident image."""
+    joint = record["joint"]
+    lowest = float(min(min(x, y) for x, y, _ in joint["counts"]) / joint["cells"])
+    return max(0.0, math.floor(10 * lowest - 0.5) / 10)
+
+
+def _title(record: Record) -> str:
+    return _escape(f"{record['name']} on {record['dataset']}")
+
+
+def _escape(text: str) -> str:
+    """Names are data: a dollar sign does not start a formula."""
+    return text.replace("$", r"\$")
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text).strip(".") or "dataset"

@@ -1,0 +1,217 @@
+"""Tables of evaluation records: on the terminal, as CSV and as LaTeX, with the best of a data set marked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure worth a column: where it is, how it is headed, and which end of it is good."""
+
+    section: str
+    key: str
+    heading: str
+    latex: str
+    percent: bool
+    best: Callable[[list[float]], float]
+
+    def value(self, record: Record) -> float:
+        """The figure, NaN where the record does not have it."""
+        value = record[self.section].get(self.key)
+        return float("nan") if value is None else float(value)
+
+    def text(self, value: float) -> str:
+        """As shown: per cent for calibration, three decimals for segmentation scores."""
+        if math.isnan(value):
+            return "-"
+        return f"{100 * value:.2f}" if self.percent else f"{value:.3f}"
+
+
+def _calibration(key: str, heading: str, latex: str, best: Callable[[list[float]], float] = min) -> Column:
+    return Column("calibration", key, heading, latex, True, best)
+
+
+def _segmentation(key: str, heading: str, latex: str, best: Callable[[list[float]], float] = max) -> Column:
+    return Column("segmentation", key, heading, latex, False, best)
+
+
+COLUMNS = (
+    _calibration("ece_ew", "ECE", r"ECE\textsubscript{EW}"),
+    _calibration("oe_ew", "OE", r"OE\textsubscript{EW}"),
+    _calibration("ece_em", "ECE em", r"ECE\textsubscript{EM}"),
+    _calibration("ece_sweep", "ECE sweep", r"ECE\textsubscript{SWEEP}"),
+    _calibration("ece_foreground", "ECE fg", r"ECE\textsubscript{fg}"),
+    _calibration("brier", "Brier", "Brier"),
+    _calibration("accuracy", "Acc.", "Acc.", max),
+    _segmentation("f_max", "F max", r"$F_{\max}$"),
+    _segmentation("e_max", "E max", r"$E_{\max}$"),
+    _segmentation("s_measure", "S", r"$S$"),
+    _segmentation("mae", "MAE", "MAE", min),
+    _segmentation("miou", "mIoU", "mIoU"),
+)
+
+_NOTES = {
+    "ece_ew": "expected calibration error, equal-width bins",
+    "oe_ew": "over-confidence part of it",
+    "oe_ew_weighted": "the same weighted by confidence, as in the paper's tables",
+    "ue_ew": "under-confidence part of it",
+    "ece_em": "equal-mass bins",
+    "ece_sweep": "monotone equal-mass bins",
+    "ece_debias": "debiased, squared",
+    "mce": "worst bin",
+    "ece_image_mean": "mean over images",
+    "ece_boundary_5": "within 5 px of a boundary",
+    "ece_boundary_15": "within 15 px of a boundary",
+    "ece_foreground": "of the foreground probability",
+    "sce": "class-wise, equal width",
+    "ace": "class-wise, equal mass",
+    "auroc_error": "low confidence finds errors",
+    "aurc": "risk over coverage",
+    "accuracy": "correct pixels",
+    "mean_confidence": "of the winning class",
+}
+
+
+def comparison_table(records: list[Record]) -> Table:
+    """One row a method and data set, the best of each data set in bold."""
+    columns = _used(records)
+    table = Table(title="Calibration in per cent", title_justify="left")
+    table.add_column("data set")
+    table.add_column("method")
+    for column in columns:
+        table.add_column(column.heading, justify="right")
+    for dataset, group in by_dataset(records).items():
+        best = _best(group, columns)
+        for record in group:
+            cells = [_bold(c, c.value(record), best[c.key], "[bold]{}[/bold]") for c in columns]
+            table.add_row(_plain(dataset), _plain(record["name"]), *cells)
+        table.add_section()
+    return table
+
+
+def figure_table(record: Record) -> Table:
+    """Every figure of one evaluation, with intervals where there are any."""
+    table = Table(
+        title=f"{_plain(record['name'])} on {_plain(record['dataset'])}: {record['images']:,} images, "
+        f"{record['pixels']:,} pixels",
+        title_justify="left",
+    )
+    for heading, justify in (("figure", "left"), ("value", "right"), ("95 % interval", "left"), ("", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    calibration = record["calibration"]
+    for key, value in calibration.items():
+        if key == "ci":
+            continue
+        low, high = calibration["ci"].get(key, (None, None))
+        interval = "" if low is None else f"{_percent(low)} to {_percent(high)}"
+        plain = key in ("sweep_bins", "nll", "ece_debias", "auroc_error", "aurc")
+        shown = (f"{value:.4g}" if plain else f"{_percent(value)} %") if not _missing(value) else "-"
+        if plain and interval:
+            interval = f"{low:.4g} to {high:.4g}"
+        table.add_row(key, shown, interval, _NOTES.get(key, ""))
+    table.add_section()
+    for key, value in record["segmentation"].items():
+        if isinstance(value, list):
+            value_text = " ".join("-" if _missing(v) else f"{v:.3f}" for v in value)
+        else:
+            value_text = "-" if _missing(value) else f"{value:.4f}"
+        table.add_row(key, value_text, "", "")
+    return table
+
+
+def csv_text(records: list[Record]) -> str:
+    """One line a record with every figure, as fractions."""
+    rows = []
+    for record in records:
+        row = {key: record[key] for key in ("name", "dataset", "images", "pixels")}
+        for section in ("calibration", "segmentation"):
+            for key, value in record[section].items():
+                if key == "ci":
+                    for name, (low, high) in value.items():
+                        row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
+                elif isinstance(value, list):
+                    row.update({f"{key}_{i}": "" if _missing(v) else f"{v:.10g}" for i, v in enumerate(value)})
+                else:
+                    row[key] = "" if _missing(value) else f"{value:.10g}"
+        rows.append(row)
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def latex_text(records: list[Record]) -> str:
+    """A booktabs table, calibration in per cent, the best of each data set in bold."""
+    columns = _used(records)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{tabular}{ll" + "r" * len(columns) + "}",
+        r"\toprule",
+        " & ".join(["Data set", "Method", *(c.latex for c in columns)]) + r" \\",
+    ]
+    for dataset, group in by_dataset(records).items():
+        lines.append(r"\midrule")
+        best = _best(group, columns)
+        for record in group:
+            cells = [_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns]
+            lines.append(" & ".join([_tex(dataset), _tex(record["name"]), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def by_dataset(records: list[Record]) -> dict[str, list[Record]]:
+    """Records grouped by data set, in order of appearance."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["dataset"], []).append(record)
+    return groups
+
+
+def _used(records: list[Record]) -> list[Column]:
+    return [c for c in COLUMNS if any(not math.isnan(c.value(r)) for r in records)]
+
+
+def _best(group: list[Record], columns: list[Column]) -> dict[str, float]:
+    """The best value of each column; nothing is best where there is nothing to compare."""
+    best = {}
+    for column in columns:
+        values = [v for v in (column.value(record) for record in group) if not math.isnan(v)]
+        best[column.key] = column.best(values) if len(values) > 1 else float("nan")
+    return best
+
+
+def _bold(column: Column, value: float, best: float, markup: str) -> str:
+    text = column.text(value)
+    return markup.format(text) if text != "-" and text == column.text(best) else text
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _plain(text: str) -> str:
+    """File names are data: square brackets in them are no markup."""
+    return text.replace("[", r"\[")
+
+
+def _tex(text: str) -> str:
+    special = {
+        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+        "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    }  # fmt: skip
+    return "".join(special.get(character, character) for character in text)

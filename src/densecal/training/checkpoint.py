@@ -1,0 +1,149 @@
+"""Checkpoints that survive a kill at any moment: whole folders with hashes, swapped in by renames, checked when read.
+
+A checkpoint folder holds `model.safetensors`, `method.safetensors`, `optimizer.pt` and, written last, `meta.json`
+with the SHA-256 of the others. Reading one executes nothing: safetensors, JSON, and `torch.load(weights_only=True)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from densecal.errors import InputError
+
+MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
+VERSION = 1
+_FOLDERS = ("last", "last.new", "previous")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read from a checkpoint folder.
+
+    Attributes:
+        model: Weights to use for prediction.
+        method: State of the training method.
+        optimizer: Optimizer state, and the weights in training where an average of them is kept.
+        meta: ``epoch`` (finished epochs), ``config``, ``best``.
+    """
+
+    model: dict[str, Tensor]
+    method: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def save(
+    folder: Path, model: dict[str, Tensor], method: dict[str, Tensor], optimizer: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    """Write a checkpoint folder whole; a former one of that name becomes ``previous`` beside it.
+
+    Raises:
+        InputError: It could not be written; what was there before is untouched.
+    """
+    new = folder.with_name(f"{folder.name}.new")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        save_file(_plain(model), new / MODEL)
+        save_file(_plain(method), new / METHOD)
+        torch.save(optimizer, new / OPTIMIZER)
+        hashes = {name: _sha256(new / name) for name in (MODEL, METHOD, OPTIMIZER)}
+        meta_text = json.dumps({"version": VERSION, **meta, "sha256": hashes}, indent=1)
+        (new / META).write_text(meta_text, encoding="utf-8")
+        for name in (MODEL, METHOD, OPTIMIZER, META):
+            with (new / name).open("rb") as stream:
+                os.fsync(stream.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        reason = " ".join(str(error).split())
+        raise InputError(
+            folder,
+            f"the checkpoint could not be written ({reason})",
+            "space on the disk; --resume goes on from the last",
+        ) from None
+    previous = folder.with_name("previous")
+    if folder.exists():
+        if folder.name == "last":
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(folder, previous)
+        else:
+            shutil.rmtree(folder)
+    os.rename(new, folder)
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read and check a checkpoint folder.
+
+    Raises:
+        InputError: Something is missing, cut short or changed.
+    """
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        hashes = meta["sha256"]
+    except FileNotFoundError:
+        raise InputError(folder / META, "no such file", "a complete checkpoint") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(folder / META, f"unreadable ({error})", "a complete checkpoint") from None
+    if meta.get("version") != VERSION:
+        raise InputError(folder / META, f"format version {meta.get('version')}", f"version {VERSION}")
+    for name in (MODEL, METHOD, OPTIMIZER):
+        path = folder / name
+        if not path.is_file():
+            raise InputError(path, "no such file", "a complete checkpoint")
+        if _sha256(path) != hashes.get(name):
+            raise InputError(path, "cut short or changed since it was written", "the content whose hash meta.json has")
+    try:
+        optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+        return Checkpoint(load_file(folder / MODEL), load_file(folder / METHOD), optimizer, meta)
+    except Exception as error:
+        raise InputError(folder, f"unreadable ({' '.join(str(error).split())[:200]})", "a checkpoint") from None
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint of a run's ``checkpoints`` folder, and what was wrong with the others."""
+    found: list[Checkpoint] = []
+    problems = []
+    for name in _FOLDERS:
+        if not (folder / name).exists():
+            continue
+        try:
+            found.append(load(folder / name))
+        except InputError as error:
+            # a write that a kill cut short is no damage: the one before it is whole
+            if name != "last.new":
+                problems.append(str(error))
+    return max(found, key=lambda checkpoint: int(checkpoint.meta["epoch"]), default=None), problems
+
+
+def find(run_or_checkpoint: Path) -> Path:
+    """The checkpoint folder meant by a run folder (its last one) or by a checkpoint folder."""
+    if (run_or_checkpoint / META).is_file():
+        return run_or_checkpoint
+    for name in ("last", "previous"):
+        folder = run_or_checkpoint / "checkpoints" / name
+        if (folder / META).is_file():
+            return folder
+    raise InputError(
+        run_or_checkpoint, "no checkpoint", "a run folder or a folder with model.safetensors and meta.json"
+    )
+
+
+def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors wants them: on the CPU, contiguous, none sharing memory."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,308 @@
+"""What a run is made of: recipes and YAML files read into strict sections, with `key.sub=value` overrides."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from densecal import methods
+from densecal.errors import InputError
+
+Positive = Annotated[int, Field(ge=1)]
+Path_ = str
+"""Paths stay text, so that a configuration is written back as it was read."""
+
+
+class Section(BaseModel):
+    """A part of the configuration; keys that it does not have are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ScenesConfig(Section):
+    """Generated scenes instead of files.
+
+    Attributes:
+        train: Scenes to train on.
+        validation: Scenes to validate on.
+        seed: Seed of the generator.
+        softness: Scale of the annotators' outline errors in pixels.
+        doubtful: Share of scenes with an object that is labelled only sometimes.
+        noise: Standard deviation of the pixel noise.
+    """
+
+    train: Positive = 320
+    validation: Positive = 160
+    seed: int = 0
+    softness: Annotated[float, Field(ge=0)] = 1.5
+    doubtful: Annotated[float, Field(ge=0, le=1)] = 0.5
+    noise: Annotated[float, Field(ge=0)] = 0.06
+
+
+class DataConfig(Section):
+    """Where the images are and how they are fed.
+
+    Attributes:
+        images: Folder, list file, zip, or several zips.
+        masks: Folder of masks, where ``images`` is a folder.
+        validation: List file, share in [0, 1) or number of validation images.
+        scenes: Generated scenes, in place of ``images``.
+        size: Side of the square images the network sees.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: Mask value of void pixels.
+        augment: ``paper`` (flip, translation, crop), ``code`` (the authors' program) or ``none``.
+        cache: Folder of the packed cache; one in the user's cache folder unless given.
+        workers: Decoding processes; all cores unless given.
+    """
+
+    images: Path_ | list[Path_] | None = None
+    masks: Path_ | None = None
+    validation: Path_ | int | float = 0.1
+    scenes: ScenesConfig | None = None
+    size: Annotated[int, Field(ge=16, le=4096)] = 384
+    classes: Annotated[int, Field(ge=1, le=255)] = 1
+    ignore_index: Annotated[int, Field(ge=0, le=255)] = 255
+    augment: Literal["none", "paper", "code"] = "paper"
+    cache: Path_ | None = None
+    workers: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if (self.images is None) == (self.scenes is None):
+            raise ValueError(
+                "images and scenes both or neither; expected images (a folder, list file or zips) or scenes"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """The network.
+
+    Attributes:
+        arch: Architecture, see ``densecal.models.architectures()``.
+        encoder: timm name.
+        weights: ``None``, ``imagenet``, ``offline`` or a file.
+        options: Further options of the architecture.
+    """
+
+    arch: str = "unet"
+    encoder: str = "resnet50"
+    weights: str | None = None
+    options: dict[str, Any] = {}
+
+
+class MethodConfig(BaseModel):
+    """The calibration method; further keys are its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "aslp-mc"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own options."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> MethodConfig:
+        if self.name not in methods.names():
+            raise ValueError(f"name is {self.name!r}; expected one of {', '.join(methods.names())}")
+        allowed = set(methods.options(self.name)) - {"num_samples", "num_classes", "ignore_index", "seed"}
+        unknown = sorted(self.options.keys() - allowed)
+        if unknown:
+            known = f"one of {', '.join(sorted(allowed))}" if allowed else "no options"
+            raise ValueError(f"unknown key {unknown[0]!r} for {self.name}; expected {known}")
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                methods.create(self.name, num_samples=1, **self.options)
+        except TypeError as error:
+            raise ValueError(f"{error}; expected options of the right type") from None
+        return self
+
+
+class OptimConfig(Section):
+    """How the weights move.
+
+    Attributes:
+        epochs: Epochs; of the first stage where the method's schedule is ``two-stage``.
+        second_epochs: Epochs of the second stage.
+        batch: Images a step, over all devices.
+        accumulate: Batches whose gradients are added up before a step.
+        optimizer: ``adam`` or ``adamw``.
+        lr: Learning rate.
+        weight_decay: Weight decay.
+        schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``
+            or ``constant``.
+        ema: Decay of an average of the weights that is validated and kept instead of them; 0 is off.
+    """
+
+    epochs: Positive = 30
+    second_epochs: Positive = 10
+    batch: Positive = 10
+    accumulate: Positive = 1
+    optimizer: Literal["adam", "adamw"] = "adam"
+    lr: Annotated[float, Field(gt=0)] = 2.5e-5
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Literal["paper", "code", "cosine", "constant"] = "paper"
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class EngineConfig(Section):
+    """Where and how it runs.
+
+    Attributes:
+        seed: Seed of everything random.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        devices: Processes on this machine.
+        nodes: Machines.
+        precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
+        channels_last: Memory layout; the faster one on CPU and CUDA alike.
+        compile: ``torch.compile``; ``None`` is on for CUDA when the run is long enough to pay for it.
+        bins: Bins of the validation's calibration errors.
+    """
+
+    seed: int = 0
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: Positive = 1
+    nodes: Positive = 1
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    channels_last: bool = True
+    compile: bool | None = None
+    bins: Positive = 10
+
+
+class Config(Section):
+    """A whole run."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    optim: OptimConfig = OptimConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether a second stage follows, in which the method's rule acts on a frozen accuracy."""
+        return self.method.options.get("schedule") == "two-stage"
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of all stages."""
+        return self.optim.epochs + (self.optim.second_epochs if self.two_stage else 0)
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """Options for ``methods.create``; the first stage is the method's warm-up."""
+        given = self.method.options
+        return {**given, "warmup": self.optim.epochs} if self.two_stage else given
+
+
+def recipes() -> list[str]:
+    """Names of the recipes that come with densecal."""
+    folder = resources.files("densecal") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_config(recipe: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Read a recipe by name or a YAML file, and apply overrides such as ``optim.lr=1e-4``.
+
+    Raises:
+        InputError: Names the key, what it holds and what it may hold.
+    """
+    settings = _read(recipe)
+    # another method does not take the options that the recipe has for its own
+    for override in overrides:
+        if override.startswith("method.name="):
+            settings["method"] = {}
+    for override in overrides:
+        _apply(settings, override)
+    return parse_config(settings, recipe)
+
+
+def parse_config(settings: Any, where: str) -> Config:
+    """Check settings that were read from YAML or JSON."""
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise _readable(error, where) from None
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(path, f"cannot be read ({error})", "a YAML file") from None
+    elif recipe in recipes():
+        text = (resources.files("densecal") / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8")
+    else:
+        raise InputError(recipe, "no such recipe", f"a .yaml file or one of {', '.join(recipes())}")
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(recipe, f"not YAML ({' '.join(str(error).split())})", "a YAML file of sections") from None
+    if not isinstance(settings, dict):
+        raise InputError(recipe, f"a {type(settings).__name__}", "a YAML file of sections (data, model, ...)")
+    return settings
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(override, "no value", "key.sub=value, such as optim.lr=1e-4")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    # YAML reads 1e-4 as text, for want of a dot
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    *sections, last = key.split(".")
+    place = settings
+    for section in sections:
+        inner = place.setdefault(section, {})
+        if inner is None:
+            inner = place[section] = {}
+        if not isinstance(inner, dict):
+            raise InputError(key, f"{section!r} holds a value", "a section")
+        place = inner
+    place[last] = value
+
+
+def _readable(error: ValidationError, where: str) -> InputError:
+    """The first problem that pydantic found, as key, value and what was expected."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in problem["loc"][:-1]:
+            section = _section_of(section, str(part))
+        return InputError(f"{where}: {key}", "an unknown key", f"one of {', '.join(section.model_fields)}")
+    if problem["type"] == "value_error":
+        found, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
+        return InputError(f"{where}: {key}", found, expected)
+    return InputError(f"{where}: {key}", f"{problem['input']!r}", _lower(problem["msg"]))
+
+
+def _section_of(section: Any, name: str) -> Any:
+    """The class of a subsection, also where it may be left out."""
+    annotation = section.model_fields[name].annotation
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+
+
+def _lower(text: str) -> str:
+    return text.removeprefix("Input should be ")[:1].lower() + text.removeprefix("Input should be ")[1:]

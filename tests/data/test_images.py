@@ -1,0 +1,85 @@
+"""Reading single files: levels as stored, proper booleans, and no way to be fooled."""
+
+import io
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from densecal.data.images import MAX_PIXELS, read_foreground, read_image, read_map, read_mask
+from densecal.errors import InputError
+
+
+def save(tmp_path, array, name="x.png", **options):
+    path = tmp_path / name
+    Image.fromarray(array).save(path, **options)
+    return path
+
+
+def test_one_bit_masks_are_proper_booleans(tmp_path):
+    y = np.random.default_rng(0).random((20, 30)) < 0.5
+    path = save(tmp_path, y)
+    mask, grey, levels = read_foreground(path)
+    assert np.array_equal(mask, y)
+    assert mask.view(np.uint8).max() == 1  # Pillow's own bytes are 255, which would be summed as 255
+    assert not grey
+    assert levels is None
+    assert np.array_equal(read_mask(path, "x"), y * np.uint8(255))
+
+
+@pytest.mark.parametrize(("values", "grey"), [((0, 255), False), ((0, 1), False), ((0, 100, 255), True)])
+def test_grey_masks_are_noticed(tmp_path, values, grey):
+    y = np.random.default_rng(0).choice(np.array(values, np.uint8), (9, 9))
+    mask, found, _ = read_foreground(save(tmp_path, y))
+    assert found == grey
+    assert np.array_equal(mask, y == values[-1])
+
+
+def test_palette_masks_give_indices(tmp_path):
+    y = np.random.default_rng(0).integers(0, 5, (9, 9)).astype(np.uint8)
+    image = Image.fromarray(y)
+    image.putpalette([250, 3, 7] * 256)
+    image.save(tmp_path / "p.png")
+    assert np.array_equal(read_mask(tmp_path / "p.png", "p", classes=5), y)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+def test_maps_keep_their_levels(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    values = (
+        rng.random((7, 5)).astype(kind) if kind is np.float32 else rng.integers(0, np.iinfo(kind).max, (7, 5), kind)
+    )
+    path = save(tmp_path, values, "x.tif")
+    assert read_map(path).dtype == kind
+    assert np.array_equal(read_map(path), values)
+
+
+def test_fortran_order_and_npz(tmp_path):
+    values = np.random.default_rng(0).random((6, 4))
+    np.save(tmp_path / "f.npy", np.asfortranarray(values))
+    np.savez_compressed(tmp_path / "z.npz", anything=values)
+    assert np.array_equal(read_map(tmp_path / "f.npy"), values)
+    assert np.array_equal(read_map(tmp_path / "z.npz"), values)
+    np.savez(tmp_path / "two.npz", a=values, b=values)
+    with pytest.raises(InputError, match="2 arrays"):
+        read_map(tmp_path / "two.npz")
+
+
+def test_images_are_rgb_whatever_they_were(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 255, (5, 6), np.uint8)
+    path = save(tmp_path, grey)
+    assert read_image(path, "x").shape == (5, 6, 3)
+    assert read_image(io.BytesIO(path.read_bytes()), "x").shape == (5, 6, 3)
+
+
+def test_pillows_own_limit_is_left_alone_by_threads(tmp_path):
+    before = Image.MAX_IMAGE_PIXELS
+    path = save(tmp_path, np.zeros((4, 4), np.uint8))
+    threads = [threading.Thread(target=lambda: [read_map(path) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == Image.MAX_IMAGE_PIXELS
+    assert before is None or before >= MAX_PIXELS

@@ -1,0 +1,369 @@
+import json
+import logging
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from densecal.data import packed as packed_module
+from densecal.data.packed import Packed, open_packed, pack
+from densecal.data.sources import Source, open_source
+from densecal.errors import InputError
+
+from . import samples
+
+NAMES = ["a", "b", "ü x", "d", "e"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return open_source(*samples.folders(tmp_path / "set", NAMES))
+
+
+def left_over(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_samples_are_resized_as_pillow_does_it(tmp_path: Path, source: Source) -> None:
+    packed = pack(source, ["d", "a"], 16, tmp_path / "cache")
+    assert packed.names == ["d", "a"]
+    assert packed.original_sizes == [(30, 40), (30, 40)]
+    assert packed.warnings == []
+    for i, seed in enumerate((3, 0)):
+        for got, original in ((packed.images[i], samples.image(seed)), (packed.masks[i], samples.mask(seed))):
+            wanted = Image.fromarray(original).resize((16, 16), Image.Resampling.BILINEAR)
+            np.testing.assert_array_equal(got, np.asarray(wanted))
+    assert 0 < np.mean((packed.masks > 0) & (packed.masks < 255)) < 0.5, "soft at the borders alone"
+    with pytest.raises(ValueError, match="read-only"):
+        packed.images[0] = 0
+
+
+def test_the_cache_is_three_files_that_check_each_other(tmp_path: Path, source: Source) -> None:
+    pack(source, NAMES, 16, tmp_path / "new" / "cache")
+    assert left_over(tmp_path / "new") == ["cache"]
+    assert left_over(tmp_path / "new" / "cache") == ["images.u8", "manifest.json", "masks.u8"]
+    again = open_packed(tmp_path / "new" / "cache", verify=True)
+    assert again.names == NAMES
+    assert again.images.shape == (5, 16, 16, 3)
+    assert again.masks.shape == (5, 16, 16)
+
+
+def test_batches_are_gathered_channels_first(tmp_path: Path, source: Source) -> None:
+    packed = pack(source, NAMES, 16, tmp_path / "cache")
+    for indices in ([3, 0, 3], np.array([3, 0, 3]), torch.tensor([3, 0, 3])):
+        images, masks = packed.batch(indices)
+        assert images.dtype == masks.dtype == torch.uint8
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        np.testing.assert_array_equal(images.numpy(), packed.images[[3, 0, 3]].transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(masks.numpy(), packed.masks[[3, 0, 3]])
+        images.fill_(0)  # a copy, not the map
+    for bad in ([5], [-1]):
+        with pytest.raises(IndexError, match="expected 0 to 4"):
+            packed.batch(bad)
+
+
+def test_batches_from_a_device_are_the_same(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack(source, NAMES, 16, tmp_path / "cache")
+    expected = packed.batch([4, 1])
+    assert not packed.resident("cpu")
+    copies = [packed_module._copied_to(data, torch.device("cpu")) for data in (packed.images, packed.masks)]
+    monkeypatch.setattr(packed, "_on_device", tuple(copies))
+    for got, wanted in zip(packed.batch([4, 1]), expected, strict=True):
+        assert torch.equal(got, wanted)
+        assert got.stride() == wanted.stride()
+
+
+def test_a_cache_that_does_not_fit_stays_where_it_is(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = pack(source, NAMES, 16, tmp_path / "cache")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 5 * 16 * 16 * 4 - 1, 1 << 40))
+    assert not packed.resident("cuda")
+    packed.batch([0])
+
+
+def test_a_pickled_cache_is_opened_again_and_not_copied(tmp_path: Path, source: Source) -> None:
+    packed = pack(source, NAMES, 256, tmp_path / "cache")
+    data = pickle.dumps(packed)
+    assert len(data) < 5000
+    np.testing.assert_array_equal(pickle.loads(data).images, packed.images)
+    pack(source, NAMES[:3], 256, tmp_path / "cache")
+    with pytest.raises(InputError, match="another cache"):
+        pickle.loads(data)
+    assert packed.images[4].any(), "what is open stays readable"
+
+
+def test_a_warm_cache_is_not_built_again(
+    tmp_path: Path, source: Source, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pack(source, NAMES, 16, tmp_path / "cache").rebuilt == "does not exist"
+    monkeypatch.setattr(packed_module, "decode_all", None)
+    packed = pack(source, NAMES, 16, tmp_path / "cache", verify=True)
+    assert packed.rebuilt == ""
+    assert caplog.records == []
+
+
+def _touch(tmp_path: Path) -> None:
+    samples.save(samples.mask(7), tmp_path / "set" / "masks" / "a.png")
+
+
+def _truncate(tmp_path: Path) -> None:
+    os.truncate(tmp_path / "cache" / "images.u8", 100)
+
+
+def _flip(tmp_path: Path) -> None:
+    with (tmp_path / "cache" / "masks.u8").open("r+b") as stream:
+        stream.seek(77)
+        stream.write(b"\x55")
+
+
+def _edit(tmp_path: Path, **changes: object) -> None:
+    path = tmp_path / "cache" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_touch, "source files that have changed"),
+        (_truncate, "images.u8 has 100 bytes"),
+        (_flip, "masks.u8 does not have the hash"),
+        (lambda p: (p / "cache" / "masks.u8").unlink(), "incomplete"),
+        (lambda p: (p / "cache" / "manifest.json").unlink(), "no manifest"),
+        (lambda p: (p / "cache" / "manifest.json").write_text("{"), "unreadable manifest"),
+        (lambda p: (p / "cache" / "manifest.json").write_text("[]"), "something else"),
+        (lambda p: _edit(p, version=99), "format version 99"),
+        (lambda p: _edit(p, original_sizes=None), "incomplete"),
+    ],
+)
+def test_a_stale_or_damaged_cache_is_rebuilt_and_the_reason_said(
+    tmp_path: Path, source: Source, damage: object, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pack(source, NAMES, 16, tmp_path / "cache")
+    damage(tmp_path)  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        packed = pack(source, NAMES, 16, tmp_path / "cache", verify=True)
+    assert reason in packed.rebuilt
+    assert reason in caplog.text
+    expected = pack(source, NAMES, 16, tmp_path / "fresh")
+    np.testing.assert_array_equal(packed.masks, expected.masks)
+    assert pack(source, NAMES, 16, tmp_path / "cache", verify=True).rebuilt == ""
+    assert left_over(tmp_path) == ["cache", "fresh", "set"]
+
+
+@pytest.mark.parametrize(
+    ("names", "size", "classes", "reason"),
+    [
+        (NAMES[:4], 16, 1, "other samples"),
+        (NAMES[::-1], 16, 1, "other samples"),
+        (NAMES, 8, 1, "size 16 (wanted 8)"),
+        (NAMES, 16, 2, "classes 1 (wanted 2)"),
+    ],
+)
+def test_another_request_is_another_cache(
+    tmp_path: Path, source: Source, names: list[str], size: int, classes: int, reason: str
+) -> None:
+    pack(source, NAMES, 16, tmp_path / "cache")
+    packed = pack(source, names, size, tmp_path / "cache", classes)
+    assert packed.rebuilt == reason
+    assert packed.images.shape == (len(names), size, size, 3)
+
+
+def test_opening_what_is_no_cache_is_an_error(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="expected a cache"):
+            open_packed(folder)
+
+
+def test_grey_masks_are_counted_once_and_binarised_before_resizing(tmp_path: Path) -> None:
+    images, masks = samples.folders(tmp_path / "set", NAMES)
+    grey = np.linspace(0, 255, 30 * 40).reshape(30, 40).astype(np.uint8)
+    for name in NAMES[:2]:
+        samples.save(grey, masks / f"{name}.png")
+    packed = pack(open_source(images, masks), NAMES, 16, tmp_path / "cache")
+    assert packed.warnings == ["2 of 5 masks hold grey values, binarised at > 127 (a, b)"]
+    assert open_packed(tmp_path / "cache").warnings == packed.warnings
+    binary = Image.fromarray(np.where(grey > 127, 255, 0).astype(np.uint8))
+    np.testing.assert_array_equal(packed.masks[0], binary.resize((16, 16), Image.Resampling.BILINEAR))
+
+
+def test_label_masks_keep_their_labels(tmp_path: Path) -> None:
+    images, masks = samples.folders(tmp_path / "set", ["a"])
+    labels = np.random.default_rng(0).choice(np.array([0, 3, 10, 11], np.uint8), (30, 40))
+    samples.save(labels, masks / "a.png")
+    source = open_source(images, masks)
+    packed = pack(source, ["a"], 16, tmp_path / "cache", classes=11, ignore_index=11)
+    wanted = Image.fromarray(labels).resize((16, 16), Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(packed.masks[0], wanted)
+    assert packed.warnings == []
+    with pytest.raises(InputError, match=r"a\.png: label 11; expected labels 0 to 10, or 255"):
+        pack(source, ["a"], 16, tmp_path / "cache", classes=11)
+    assert open_packed(tmp_path / "cache").classes == 11, "a failed rebuild leaves the old cache"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_bad_file_is_named_and_nothing_is_left_behind(tmp_path: Path, workers: int) -> None:
+    names = [f"{i:02d}" for i in range(40)]
+    images, masks = samples.folders(tmp_path / "set", names, ".jpg")
+    data = (images / "21.jpg").read_bytes()
+    (images / "21.jpg").write_bytes(data[: len(data) // 2])
+    source = open_source(images, masks)
+    with pytest.raises(InputError, match=r"21\.jpg"):
+        pack(source, names, 16, tmp_path / "cache", workers=workers)
+    assert left_over(tmp_path) == ["set"]
+    samples.save(samples.image(0, 20, 40), images / "21.jpg")
+    with pytest.raises(InputError, match=r"21\.png: 40 x 30 pixels; expected 40 x 20 as in .*21\.jpg"):
+        pack(open_source(images, masks), names, 16, tmp_path / "cache", workers=workers)
+    assert left_over(tmp_path) == ["set"]
+
+
+def test_requests_that_cannot_be_met_are_refused(tmp_path: Path, source: Source) -> None:
+    with pytest.raises(InputError, match="'x', which is not in the source"):
+        pack(source, ["a", "x"], 16, tmp_path / "cache")
+    with pytest.raises(InputError, match="no samples"):
+        pack(source, [], 16, tmp_path / "cache")
+    with pytest.raises(InputError, match="an image without a mask"):
+        pack(open_source(tmp_path / "set" / "images"), ["a"], 16, tmp_path / "cache")
+    for wrong in ({"names": ["a", "a"]}, {"size": 0}, {"classes": 0}):
+        arguments = {"names": ["a"], "size": 16, "classes": 1, **wrong}
+        with pytest.raises(ValueError, match="expected"):
+            pack(source, folder=tmp_path / "cache", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path, source: Source) -> None:
+    pack(source, NAMES, 16, tmp_path / "cache")
+    (tmp_path / "cache" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"thesis\.tex"):
+        pack(source, NAMES, 8, tmp_path / "cache")
+    assert (tmp_path / "cache" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="a file"):
+        pack(source, NAMES, 8, tmp_path / "file")
+
+
+def test_processes_give_the_same_bytes_and_tell_how_far_they_are(tmp_path: Path) -> None:
+    names = [f"{i:02d}" for i in range(40)]
+    source = open_source(samples.zipped(tmp_path / "set.zip", names))
+    told: list[tuple[int, int]] = []
+    pack(source, names, 16, tmp_path / "two", workers=2, progress=lambda *p: told.append(p))
+    pack(source, names, 16, tmp_path / "one", workers=1)
+    assert told == [(16, 40), (32, 40), (40, 40)]
+    for file in ("images.u8", "masks.u8", "manifest.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+PACK = """
+import sys, time
+from densecal.data import open_source, pack
+if __name__ == "__main__":
+    root, workers, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    def progress(done, total):
+        import multiprocessing
+        print(*[p.pid for p in multiprocessing.active_children()], flush=True)
+        time.sleep(pause)
+    source = open_source(root + "/set")
+    packed = pack(source, source.names, 16, root + "/cache", workers=workers, progress=progress)
+    assert not {"torch", "scipy"} & set(sys.modules), "workers would pay for these imports"
+    print("sum", int(packed.images.sum()))
+"""
+
+
+def started(root: Path, workers: int, pause: float) -> subprocess.Popen[str]:
+    script = root / "pack.py"
+    script.write_text(PACK)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(root), str(workers), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_processes_that_race_all_get_the_same_whole_cache(tmp_path: Path, stale: bool) -> None:
+    names = [f"{i:02d}" for i in range(48)]
+    source = open_source(*samples.folders(tmp_path / "set", names))
+    if stale:
+        pack(source, names, 8, tmp_path / "cache", workers=1)
+    racers = [started(tmp_path, workers=1, pause=0.2) for _ in range(4)]
+    outputs = [racer.communicate(timeout=60)[0] for racer in racers]
+    assert [racer.returncode for racer in racers] == [0] * 4
+    packed = open_packed(tmp_path / "cache", verify=True)
+    assert {output.splitlines()[-1] for output in outputs} == {f"sum {int(packed.images.sum())}"}
+    assert left_over(tmp_path) == ["cache", "pack.py", "set"]
+
+
+def test_a_killed_process_leaves_nothing_that_the_next_does_not_clear_up(tmp_path: Path) -> None:
+    names = [f"{i:02d}" for i in range(64)]
+    source = open_source(*samples.folders(tmp_path / "set", names))
+    killed = started(tmp_path, workers=2, pause=60.0)
+    assert killed.stdout is not None
+    workers = [int(pid) for pid in killed.stdout.readline().split()]
+    assert len(workers) == 2
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "cache").exists()
+    abandoned = [p.name for p in tmp_path.iterdir() if p.name.startswith(".cache.building-")]
+    assert len(abandoned) == 1
+    deadline = time.monotonic() + 10
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers)), "workers end with their parent"
+    packed = pack(source, names, 16, tmp_path / "cache", workers=1)
+    assert isinstance(open_packed(packed.folder, verify=True), Packed)
+    assert left_over(tmp_path) == ["cache", "pack.py", "set"]
+
+
+def test_a_build_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    names = [f"{i:02d}" for i in range(48)]
+    source = open_source(*samples.folders(tmp_path / "set", names))
+    slow = started(tmp_path, workers=1, pause=1.0)
+    assert slow.stdout is not None
+    slow.stdout.readline()
+    packed = pack(source, names, 16, tmp_path / "cache", workers=1)
+    winner = (tmp_path / "cache" / "images.u8").stat().st_ino
+    output = slow.communicate(timeout=60)[0]
+    assert slow.returncode == 0
+    assert (tmp_path / "cache" / "images.u8").stat().st_ino == winner, "the second uses the first's"
+    assert output.splitlines()[-1] == f"sum {int(packed.images.sum())}"
+    assert left_over(tmp_path) == ["cache", "pack.py", "set"]
+
+
+def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path: Path, source: Source) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(InputError, match="5,120 bytes free"):
+            pack(source, NAMES, 16, tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert left_over(tmp_path) == ["set"]
+
+
+def test_a_warm_cache_of_ten_thousand_opens_in_well_under_a_second(tmp_path: Path) -> None:
+    names = [f"{i:05d}" for i in range(10_000)]
+    picture, answer = samples.encoded(samples.image(0, 2, 2)), samples.encoded(samples.mask(0, 2, 2))
+    for kind, data in (("images", picture), ("masks", answer)):
+        (tmp_path / "set" / kind).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "set" / kind / f"{name}.png").write_bytes(data)
+    pack(open_source(tmp_path / "set"), names, 2, tmp_path / "cache", workers=1)
+    started_at = time.process_time()
+    packed = pack(open_source(tmp_path / "set"), names, 2, tmp_path / "cache")
+    assert time.process_time() - started_at < 1.0
+    assert packed.rebuilt == ""

@@ -1,0 +1,75 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from densecal.data.splits import split
+from densecal.errors import InputError
+
+NAMES = [f"image_{i}" for i in range(2000)]
+unique_names = st.lists(st.text(min_size=1, max_size=8), min_size=40, max_size=80, unique=True)
+
+
+def test_a_list_decides_in_any_order_and_with_suffixes(tmp_path: Path) -> None:
+    path = tmp_path / "val.txt"
+    path.write_text("c.d\n\na.png\r\nsome/where/b.JPG\n")
+    train, validation = split(["e", "b", "a", "c.d", "c"], path)
+    assert validation == ["a", "b", "c.d"]
+    assert train == ["c", "e"]
+
+
+def test_listed_names_that_do_not_exist_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "val.txt"
+    path.write_text("a\nx\ny\n")
+    with pytest.raises(InputError, match=r"val\.txt: 2 names that are not in the data set \(x, y\)"):
+        split(["a", "b"], path)
+    with pytest.raises(InputError, match=r"nowhere\.txt"):
+        split(["a", "b"], str(tmp_path / "nowhere.txt"))
+    path.write_text("\n")
+    with pytest.raises(InputError, match="no names"):
+        split(["a", "b"], path)
+    path.write_text("a\nb\n")
+    with pytest.raises(InputError, match="left to train on"):
+        split(["a", "b"], path)
+
+
+@settings(max_examples=25)
+@given(unique_names, st.integers(0, 5))
+def test_a_ratio_puts_a_name_on_the_same_side_whatever_else_is_there(names: list[str], seed: int) -> None:
+    train, validation = split(names, 0.5, seed)
+    assert sorted(train + validation) == sorted(names)
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    fewer = [name for i, name in enumerate(names) if i % 10]
+    assert split(fewer, 0.5, seed)[1] == sorted(set(validation) & set(fewer))
+
+
+def test_the_side_is_the_hash_of_seed_and_name() -> None:
+    for seed in (0, 7):
+        _, validation = split(NAMES, 0.25, seed)
+        hashes = {n: int.from_bytes(hashlib.sha256(f"{seed}:{n}".encode()).digest(), "big") for n in NAMES}
+        assert validation == sorted(n for n in NAMES if hashes[n] < 2**254)
+
+
+def test_a_ratio_is_met_about_and_a_count_exactly() -> None:
+    assert abs(len(split(NAMES, 0.2)[1]) - 400) < 80
+    assert len(split(NAMES, 123)[1]) == 123
+    assert split(NAMES, 100, seed=1)[1] != split(NAMES, 100, seed=2)[1]
+    assert set(split(NAMES, 100)[1]) < set(split(NAMES, 101)[1])
+    assert split(NAMES[::-1], 100) == split(NAMES, 100)
+
+
+def test_no_validation_is_possible_and_empty_sides_are_not() -> None:
+    assert split(NAMES, 0) == (sorted(NAMES), [])
+    assert split(NAMES, 0.0)[1] == []
+    for bad in (1.0, -0.1, len(NAMES), -1, float("nan")):
+        with pytest.raises(InputError, match="validation"):
+            split(NAMES, bad)
+    with pytest.raises(InputError, match="a count"):
+        split(["a", "b"], 1e-9)
+    with pytest.raises(ValueError, match="twice"):
+        split(["a", "a", "b"], 1)
+    with pytest.raises(TypeError, match="bool"):
+        split(NAMES, True)

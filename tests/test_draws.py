@@ -1,0 +1,69 @@
+"""Draws are a function of (seed, epoch, index, stream) and nothing else, and look uniform and independent."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from densecal.draws import uniform
+
+MASK = (1 << 64) - 1
+
+
+def splitmix(x: int) -> int:
+    """SplitMix64's finaliser on unsigned Python integers."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def reference(seed: int, epoch: int, index: int, stream: int, count: int) -> list[float]:
+    key, golden = 0, 0x9E3779B97F4A7C15
+    for part in (seed, epoch, stream):
+        key = ((key ^ part) * golden + 0x632BE59BD9B4E019) & MASK
+        key ^= key >> 29
+    sample = splitmix((index * golden + key) & MASK)
+    return [(splitmix((sample + i * golden) & MASK) >> 40) * 2.0**-24 for i in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("seed", "epoch", "stream"), [(0, 0, 0), (7, 3, 1), (123456789, 29, 11), (2**40, 1000, 2)])
+def test_draws_follow_splitmix_on_unsigned_integers(seed, epoch, stream):
+    index = torch.tensor([0, 1, 9552, 2**33, -1])
+    found = uniform(seed, epoch, index, stream, count=5)
+    expected = [reference(seed, epoch, i, stream, 5) for i in index.tolist()]
+    assert found.tolist() == expected
+
+
+def test_draws_do_not_depend_on_the_batch():
+    whole = uniform(3, 8, torch.arange(100), stream=2, count=4)
+    some = torch.tensor([70, 3, 99])
+    assert torch.equal(uniform(3, 8, some, stream=2, count=4), whole[some])
+
+
+def test_asking_for_more_numbers_keeps_the_first_ones():
+    index = torch.arange(10)
+    assert torch.equal(uniform(0, 0, index, count=64)[:, :7], uniform(0, 0, index, count=7))
+
+
+@pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_seed_epoch_and_stream_each_give_independent_draws(other):
+    index = torch.arange(20000)
+    a = uniform(0, 0, index)[:, 0].numpy()
+    seed, epoch, stream = other
+    b = uniform(seed, epoch, index, stream)[:, 0].numpy()
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("draws", [uniform(0, 0, torch.arange(20000)), uniform(5, 2, torch.tensor([17]), count=20000)])
+def test_draws_are_uniform_across_samples_and_within_one(draws):
+    values = draws.flatten().numpy()
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+
+
+def test_draws_are_float32_multiples_of_two_to_minus_24():
+    draws = uniform(0, 0, torch.arange(1000))
+    assert draws.dtype == torch.float32
+    assert torch.equal(draws * 2**24, (draws * 2**24).round())

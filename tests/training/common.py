@@ -1,0 +1,59 @@
+"""A run small enough for tests: 16-pixel scenes and a network of a few thousand weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from densecal.training.config import Config, load_config
+
+SMALL = [
+    "data.size=32",
+    "data.scenes.train=18",
+    "data.scenes.validation=6",
+    "model.encoder=mobilenetv3_small_050",
+    "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
+    "optim.batch=4",
+    "optim.epochs=3",
+    "method.warmup=1",
+    "method.lam=50",
+    "method.eta=0.02",
+]
+
+
+def small_config(*overrides: str) -> Config:
+    other_method = any(override.startswith("method.name=") for override in overrides)
+    kept = [setting for setting in SMALL if not (other_method and setting.startswith("method."))]
+    return load_config("demo", [*kept, *overrides])
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "densecal.cli", *map(str, arguments)]
+
+
+def train_command(out: Path, *overrides: str) -> list[str]:
+    return command("train", "demo", *SMALL, *overrides, "--out", str(out))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, **options)
+
+
+def log_lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def end_state(out: Path) -> dict[str, bytes]:
+    """What must be equal to the bit: weights, alpha, and the figures of the log without its timings."""
+    files = {
+        name: (out / "checkpoints" / "last" / name).read_bytes() for name in ("model.safetensors", "method.safetensors")
+    }
+    files["alpha.csv"] = (out / "alpha.csv").read_bytes()
+    lines = [{k: v for k, v in line.items() if k != "images_per_second"} for line in log_lines(out)]
+    files["log"] = json.dumps(lines).encode()
+    return files

@@ -1,0 +1,82 @@
+"""Configuration: recipes, overrides, and errors that name the key and what it may hold."""
+
+import pytest
+
+from densecal.errors import InputError
+from densecal.training.config import dump_config, load_config, parse_config, recipes
+from tests.training.common import small_config
+
+
+def test_every_recipe_is_valid_once_it_has_data():
+    assert "demo" in recipes()
+    for name in recipes():
+        assert load_config(name).optim.epochs >= 1
+
+
+def test_overrides_change_single_keys():
+    config = load_config("demo", ["optim.lr=1e-4", "optim.epochs=7", "method.technique=si", "data.augment=none"])
+    assert config.optim.lr == 1e-4
+    assert config.optim.epochs == 7
+    assert config.method.options["technique"] == "si"
+
+
+def test_another_method_drops_the_options_of_the_recipes_own():
+    assert load_config("demo", ["method.name=bce"]).method.options == {}
+    assert load_config("demo", ["method.warmup=2", "method.name=aslp-mei"]).method.options == {"warmup": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "expected"),
+    [
+        ("optim.lrr=1", "optim.lrr", "lr"),
+        ("optim.epochs=0", "optim.epochs", "greater than or equal to 1"),
+        ("optim.schedule=sometimes", "optim.schedule", "'paper', 'code', 'cosine' or 'constant'"),
+        ("optim.lr=fast", "optim.lr", "valid number"),
+        ("data.scenes.trian=3", "data.scenes.trian", "train"),
+        ("data.images=x", "data", "images"),
+        ("method.name=magic", "method", "aslp-mc"),
+        ("method.lambda=3", "method", "lam"),
+        ("method.eta=-1", "method", "positive"),
+        ("engine.precision=fp8", "engine.precision", "'auto'"),
+        ("optim", "optim", "key.sub=value"),
+        ("extra.key=1", "extra", "data"),
+    ],
+)
+def test_a_bad_setting_names_the_key_and_what_is_allowed(override, key, expected):
+    with pytest.raises(InputError) as error:
+        load_config("demo", [override])
+    assert key in str(error.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_not_configurations(tmp_path):
+    for text, message in [("data: [", "not YAML"), ("- 1", "a list"), ("", "a NoneType"), ("data: 3", "data")]:
+        path = tmp_path / "x.yaml"
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            load_config(str(path))
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(InputError, match=r"no such recipe; expected a \.yaml file or one of"):
+        load_config("nowhere")
+
+
+def test_yaml_cannot_make_objects(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("data: !!python/object/apply:os.system ['touch owned']")
+    with pytest.raises(InputError, match="not YAML"):
+        load_config(str(path))
+
+
+def test_a_configuration_survives_being_written(tmp_path):
+    import yaml
+
+    config = small_config("method.technique=m")
+    assert parse_config(yaml.safe_load(dump_config(config)), "x") == config
+
+
+def test_two_stages_are_one_configuration():
+    config = load_config("demo", ["method.schedule=two-stage", "optim.epochs=4", "optim.second_epochs=3"])
+    assert config.total_epochs == 7
+    assert config.method_options["warmup"] == 4

@@ -1,0 +1,248 @@
+"""The loop: what it leaves behind, that a kill loses nothing, that two processes equal one, that bad input is clear."""
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from densecal.data.scenes import generate, write
+from densecal.errors import InputError
+from densecal.training.loop import train
+from tests.training.common import command, end_state, environment, log_lines, run, small_config, train_command
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the command that nobody interrupted."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    done = run(train_command(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_a_run_folder_has_the_contract(finished):
+    for checkpoint in ("last", "best"):
+        names = set(os.listdir(finished / "checkpoints" / checkpoint))
+        assert names == {"model.safetensors", "method.safetensors", "meta.json", "optimizer.pt"}
+    lines = log_lines(finished)
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["validation"]["accuracy"] > 0
+    assert lines[0]["method"]["alpha_mean"] == 0  # warm-up
+    assert lines[-1]["method"]["alpha_mean"] > 0
+    rows = list(csv.reader((finished / "alpha.csv").open()))
+    assert rows[0] == ["name", "value"]
+    assert [row[0] for row in rows[1:]] == [f"train-{i:05}" for i in range(18)]
+    values = load_file(finished / "checkpoints" / "last" / "method.safetensors")["values"]
+    assert [float(row[1]) for row in rows[1:]] == pytest.approx(values[:18].tolist(), rel=1e-6)
+
+
+def test_a_finished_run_says_so(finished):
+    done = run([*train_command(finished), "--resume"])
+    assert done.returncode == 0
+    assert "finished" in done.stdout
+
+
+def test_a_folder_with_a_run_is_not_overwritten(finished):
+    done = run(train_command(finished))
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+    done = run([*train_command(finished, "optim.lr=0.5"), "--resume"])
+    assert done.returncode == 2
+    assert "optim.lr" in done.stderr
+
+
+def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
+    out = tmp_path / "killed"
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        with subprocess.Popen(
+            [*train_command(out), "--resume"], env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        ) as process:
+            # the first seconds are imports; kill while it trains or writes
+            deadline = time.monotonic() + 120
+            lines = _count(out)
+            while process.poll() is None and _count(out) == lines and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.05))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+        if process.returncode == 0:
+            break
+    assert kills >= 2
+    done = run([*train_command(out), "--resume"])
+    assert done.returncode == 0, done.stderr
+    assert end_state(out) == end_state(finished)
+
+
+def _count(out):
+    """Lines of the log: one more means that a checkpoint is about to be written."""
+    try:
+        return len((out / "log.jsonl").read_text().splitlines())
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_previous_one(finished, tmp_path):
+    out = tmp_path / "cut"
+    done = run([*train_command(out, "optim.epochs=3")])
+    assert done.returncode == 0
+    model = out / "checkpoints" / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-100])
+    done = run([*train_command(out), "--resume"])
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors: cut short or changed" in done.stderr
+    assert end_state(out) == end_state(finished)
+
+
+def test_bce_is_aslp_that_never_leaves_its_warmup(tmp_path):
+    train(small_config("method.name=bce", "optim.epochs=1"), tmp_path / "a")
+    train(small_config("method.warmup=1", "optim.epochs=1"), tmp_path / "b")
+    a, b = (load_file(tmp_path / x / "checkpoints" / "last" / "model.safetensors") for x in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_stages_freeze_the_accuracy(tmp_path):
+    out = tmp_path / "two"
+    config = small_config(
+        "method.name=aslp-mc", "method.schedule=two-stage", "method.eta=0.02", "method.lam=50", "optim.epochs=2",
+        "optim.second_epochs=2",
+    )  # fmt: skip
+    train(config, out)
+    lines = log_lines(out)
+    assert len(lines) == 4
+    assert lines[1]["method"]["alpha_mean"] == 0
+    assert lines[3]["method"]["alpha_mean"] > 0
+    frozen = lines[1]["validation"]["accuracy"]
+    assert lines[3]["method"]["accuracy"] == pytest.approx(frozen, rel=1e-6)
+
+
+def test_averaged_weights_are_resumed_too(tmp_path):
+    for name, epochs in (("whole", 3), ("parts", 2)):
+        train(small_config("optim.ema=0.9", f"optim.epochs={epochs}", "optim.schedule=constant"), tmp_path / name)
+    text = (tmp_path / "parts" / "config.yaml").read_text().replace("epochs: 2\n", "epochs: 3\n", 1)
+    (tmp_path / "parts" / "config.yaml").write_text(text)
+    train(small_config("optim.ema=0.9", "optim.epochs=3", "optim.schedule=constant"), tmp_path / "parts", resume=True)
+    assert end_state(tmp_path / "parts") == end_state(tmp_path / "whole")
+
+
+def test_accumulated_gradients_equal_a_larger_batch(tmp_path):
+    shared = (
+        "method.name=bce", "optim.epochs=1", "data.scenes.train=16", "model.encoder=vgg11", "model.arch=paper-unet",
+        "model.options={channels: 4}", "optim.schedule=constant", "optim.lr=1e-4",
+    )  # fmt: skip
+    train(small_config(*shared, "optim.batch=8"), tmp_path / "large")
+    train(small_config(*shared, "optim.batch=4", "optim.accumulate=2"), tmp_path / "parts")
+    a, b = (load_file(tmp_path / x / "checkpoints" / "last" / "model.safetensors") for x in ("large", "parts"))
+    different = torch.cat([(a[name] - b[name]).abs().flatten() > 1e-6 for name in a])
+    # Adam moves every weight by the learning rate, in the direction of its gradient's sign, however small that is
+    assert different.float().mean() < 0.01
+
+
+@pytest.mark.parametrize("train_scenes", [12, 11])
+def test_two_processes_equal_one(tmp_path, train_scenes):
+    shared = (
+        "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 4}", "optim.lr=1e-4",
+        f"data.scenes.train={train_scenes}", "optim.epochs=2", "engine.accelerator=cpu",
+    )  # fmt: skip
+    for devices in (1, 2):
+        done = run(train_command(tmp_path / str(devices), *shared, f"engine.devices={devices}"))
+        assert done.returncode == 0, done.stderr
+    one, two = (log_lines(tmp_path / name) for name in ("1", "2"))
+    for a, b in zip(one, two, strict=True):
+        for name, value in a["validation"].items():
+            assert b["validation"][name] == pytest.approx(value, abs=1e-5), name
+    alphas = [
+        load_file(tmp_path / name / "checkpoints" / "last" / "method.safetensors")["values"] for name in ("1", "2")
+    ]
+    assert alphas[0][:train_scenes].max() > 0
+    assert torch.allclose(*alphas, atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_names_the_images_and_keeps_the_checkpoint(tmp_path):
+    out = tmp_path / "nan"
+    train(small_config("optim.epochs=1", "optim.schedule=constant"), out)
+    text = (
+        (out / "config.yaml").read_text().replace("epochs: 1\n", "epochs: 2\n", 1).replace("lr: 0.001", "lr: 1.0e+30")
+    )
+    (out / "config.yaml").write_text(text)
+    before = end_state(out)
+    with pytest.raises(InputError, match=r"loss: (nan|inf).* on train-\d+, train-\d+"):
+        train(small_config("optim.epochs=2", "optim.schedule=constant", "optim.lr=1e30"), out, resume=True)
+    after = end_state(out)
+    assert after["model.safetensors"] == before["model.safetensors"]
+
+
+# ------------------------------------------------------------------ data from files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(generate(14, 32, seed=3), tmp_path / "scenes")
+    return tmp_path / "scenes"
+
+
+def folder_command(tmp_path, folder, *overrides):
+    return command(
+        "train", "demo", "data.scenes=null", f"data.images={folder}", "data.validation=4", "data.size=32",
+        f"data.cache={tmp_path / 'cache'}", "model.options={decoder_channels: [8, 8, 8, 8, 8]}", "optim.batch=5",
+        "optim.epochs=1", *overrides, "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+
+
+def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path, folder):
+    done = run(folder_command(tmp_path, folder))
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "run" / "alpha.csv").read_text().splitlines()
+    assert len(rows) == 11
+    done = run(command("predict", tmp_path / "run", folder / "images", "--out", tmp_path / "maps", "--uncertainty"))
+    assert done.returncode == 0, done.stderr
+    maps = sorted((tmp_path / "maps").glob("*.png"))
+    assert len(maps) == 14
+    levels = np.asarray(Image.open(maps[0]))
+    assert levels.dtype == np.uint16
+    assert levels.shape == (32, 32)
+    confidence = np.asarray(Image.open(tmp_path / "maps" / "confidence" / maps[0].name))
+    assert np.abs(np.maximum(levels, 65535 - levels.astype(int)) - confidence.astype(int)).max() <= 1
+    done = run(command("evaluate", tmp_path / "maps", folder / "masks", "--metrics", "fast"))
+    assert done.returncode == 0, done.stderr
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "masks" / "00003.png").unlink(), "1 image without a mask (00003)"),
+        (lambda f: cut(f / "images" / "00003.png"), "00003.png: unreadable"),
+        (lambda f: f.rename(f.with_name("elsewhere")), "scenes: does not exist"),
+    ],
+    ids=["no mask", "truncated", "wrong path"],
+)  # fmt: skip
+def test_bad_data_is_one_line(tmp_path, folder, spoil, message):
+    spoil(folder)
+    done = run(folder_command(tmp_path, folder))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_grey_mask_is_warned_of(tmp_path, folder):
+    mask = np.asarray(Image.open(folder / "masks" / "00003.png")).copy()
+    mask[:4] = 90
+    Image.fromarray(mask).save(folder / "masks" / "00003.png")
+    done = run(folder_command(tmp_path, folder))
+    assert done.returncode == 0, done.stderr
+    assert "hold grey values" in done.stderr
