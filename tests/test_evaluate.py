@@ -266,6 +266,24 @@ def test_void_pixels_of_binary_masks_are_left_out(folders, tmp_path, capsys):
     assert record["warnings"] == []
 
 
+def test_zero_one_masks_may_have_a_void_value(folders, tmp_path, capsys):
+    a = evaluated(tmp_path, *folders, capsys=capsys)["calibration"]["accuracy"]
+    for path in folders[1].iterdir():
+        y = np.asarray(Image.open(path)).astype(np.uint8)
+        y[0, 0] = 255
+        Image.fromarray(y).save(path)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    assert record["pixels"] == 6 * (SIZE[0] * SIZE[1] - 1)
+    assert record["calibration"]["accuracy"] == pytest.approx(a, abs=1e-3)
+
+
+def test_foreground_taken_for_void_is_warned_of(folders, tmp_path, capsys):
+    for path in folders[1].iterdir():
+        Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8) * 255).save(path)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    assert any("no mask holds foreground" in warning for warning in record["warnings"])
+
+
 def test_zero_one_masks_are_understood(folders, tmp_path, capsys):
     a = evaluated(tmp_path, *folders, capsys=capsys)
     for path in folders[1].iterdir():

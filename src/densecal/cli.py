@@ -101,6 +101,8 @@ def evaluate(
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels)
     found = find_comparisons(predictions, masks)
     several = len(found) > 1
+    if several and (name or dataset):
+        raise InputError("--name, --dataset", f"one for {len(found)} evaluations", "the names of the folders instead")
     evaluations = []
     for method, data, maps, truth in found:
         title = f"{method} on {data}" if several else "Scoring"
@@ -109,8 +111,8 @@ def evaluate(
                 run(
                     maps,
                     truth,
-                    name=method if several else name or method,
-                    dataset=dataset or data if not several else data,
+                    name=name or method,
+                    dataset=dataset or data,
                     settings=settings,
                     workers=workers or os.cpu_count() or 1,
                     skip_bad=skip_bad,
@@ -199,6 +201,23 @@ def predict(
             predictor, images, out, format=format, uncertainty=uncertainty, batch=batch, progress=progress
         )
     print(f"{out}: {count:,} maps")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, maps and report.html.")] = Path("demo"),
+) -> None:
+    """Show in about two minutes what calibration is: train with and without it on generated scenes.
+
+    Needs no data and no network; the result is report.html in the folder.
+    """
+    from densecal.demo import run_demo
+    from densecal.report.tables import comparison_table
+
+    with _warnings_as_lines(), _training_progress() as progress:
+        evaluations = run_demo(out, progress)
+    _console().print(comparison_table([evaluation.record for evaluation in evaluations]))
+    print(f"The page: {out / 'report.html'}")
 
 
 data_app = typer.Typer(help="Generate and pack data sets.", no_args_is_help=True)

@@ -30,7 +30,6 @@ JOINT_CELLS = 100
 """The joint density of confidence and accuracy is kept on a grid of this many cells a side."""
 _COMMON = 0.9
 """A look that this share of all maps has is worth a warning."""
-_NAMED = 5
 
 Progress = Callable[[int, int], None]
 
@@ -226,7 +225,7 @@ class _Total:
             "images": len(self.stems),
             "pixels": result.pixels,
             "skipped": skipped,
-            "warnings": warnings_of(self.findings),
+            "warnings": warnings_of(self.findings, self.settings),
             "calibration": result.as_dict(),
             "segmentation": {},
             "reliability": _reliability(result),
@@ -242,9 +241,13 @@ class _Total:
         return record
 
 
-def warnings_of(findings: Findings) -> list[str]:
+def warnings_of(findings: Findings, settings: Settings) -> list[str]:
     """What the maps and masks of a set look like that they should not."""
     maps, found = findings.maps, []
+    if settings.binary and settings.ignore_index is not None and not findings.foreground:
+        found.append(
+            f"no mask holds foreground: is {settings.ignore_index}, given as void, the value of the foreground?"
+        )
     if maps >= 2 and findings.stretched >= _COMMON * maps:
         found.append(
             f"{findings.stretched} of {maps} maps span exactly 0 to 1 with few pixels at the top: they look min-max "
@@ -360,9 +363,8 @@ def _reliability(result: CalibrationResult) -> dict[str, Any]:
         }
 
     top = Atoms.sorted(*result.sketch.top_atoms())
-    edges = np.linspace(0.0, 1.0, JOINT_CELLS + 1)
-    pixels, _ = np.histogram(top.value, edges, weights=top.count)
-    correct, _ = np.histogram(top.value, edges, weights=top.hits)
+    cell = _cells(top.value)
+    pixels, correct = (np.bincount(cell, amount, JOINT_CELLS) for amount in (top.count, top.hits))
     record = {
         "bins": result.sketch.bins,
         **listed(result.reliability),
@@ -374,11 +376,15 @@ def _reliability(result: CalibrationResult) -> dict[str, Any]:
     return record
 
 
+def _cells(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which of the equal cells of [0, 1] holds each value; 1.0 lies in the last."""
+    return np.asarray(np.minimum((values * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1))
+
+
 def _joint(result: CalibrationResult) -> dict[str, Any]:
     """Where the images lie in the plane of mean confidence and accuracy: the occupied cells of a grid on [0, 1]."""
     confidence, accuracy = result.image_points()
-    cell = [np.minimum((values * JOINT_CELLS).astype(int), JOINT_CELLS - 1) for values in (confidence, accuracy)]
-    cells, counts = np.unique(np.stack(cell, axis=1), axis=0, return_counts=True)
+    cells, counts = np.unique(np.stack([_cells(confidence), _cells(accuracy)], axis=1), axis=0, return_counts=True)
     return {
         "cells": JOINT_CELLS,
         "counts": [[int(x), int(y), int(n)] for (x, y), n in zip(cells, counts, strict=True)],

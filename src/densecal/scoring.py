@@ -70,6 +70,8 @@ class Findings:
     both_classes: int = 0
     inverted: int = 0
     few_levels: int = 0
+    foreground: int = 0
+    """Maps whose mask holds foreground."""
     grey_masks: int = 0
     resized: int = 0
 
@@ -163,6 +165,8 @@ class _BinaryScorer:
             return mask, grey, None
         void = levels == self.settings.ignore_index
         others = levels[~void]
+        if others.max(initial=0) == 1:  # masks of 0 and 1, with another value for void
+            return levels == 1, False, void
         return mask & ~void, bool(((others != 0) & (others != 255)).any()), void
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> None:
@@ -268,6 +272,7 @@ def _look_at_levels(findings: Findings, counts: Array) -> None:
     few_at_top = pixels[:, top] < _TOP_SHARE * pixels[:, top // 2 + 1 :].sum(axis=1)
     total = counts.sum(axis=2)
     both = (total > 0).all(axis=1)
+    findings.foreground += int((total[:, 1] > 0).sum())
     outside, inside = ((counts @ np.arange(top + 1)) / np.maximum(total, 1)).T
     findings.maps += len(counts)
     findings.few_levels += int(((pixels > 0).sum(axis=1) < FEW_LEVELS).sum())

@@ -403,6 +403,16 @@ def test_void_pixels_change_nothing():
     assert voided.pixels == clean.pixels
 
 
+def test_void_pixels_of_integer_maps_change_nothing():
+    rng = np.random.default_rng(0)
+    v, y = rng.integers(0, 256, (3, 12, 10), np.uint8), rng.integers(0, 2, (3, 12, 10))
+    clean = calibration_errors(v[:, 4:], y[:, 4:], bins=17)
+    y[:, :4] = 255
+    voided = calibration_errors(v, y, bins=17, ignore_index=255)
+    for name in ("ece_ew", "ece_em", "sce", "nll", "ece_boundary_5"):
+        close(getattr(voided, name), getattr(clean, name), 1e-12)
+
+
 def test_shapes_name_one_image_or_a_batch():
     p, y = make_maps(3, 6, 7, 6)
     for a, b, images in [(p, y, 3), (p[:, 0], y, 3), (p[0, 0], y[0, 0], 1), (p.flatten(), y.flatten(), 1)]:

@@ -77,6 +77,10 @@ def test_a_configuration_survives_being_written(tmp_path):
 
 
 def test_two_stages_are_one_configuration():
-    config = load_config("demo", ["method.schedule=two-stage", "optim.epochs=4", "optim.second_epochs=3"])
+    config = load_config(
+        "demo", ["method.name=aslp-mc", "method.schedule=two-stage", "optim.epochs=4", "optim.second_epochs=3"]
+    )
     assert config.total_epochs == 7
     assert config.method_options["warmup"] == 4
+    with pytest.raises(InputError, match=r"optim\.epochs"):
+        load_config("demo", ["method.schedule=two-stage", "method.warmup=4"])

@@ -151,8 +151,8 @@ def test_accumulated_gradients_equal_a_larger_batch(tmp_path):
 @pytest.mark.parametrize("train_scenes", [12, 11])
 def test_two_processes_equal_one(tmp_path, train_scenes):
     shared = (
-        "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 4}", "optim.lr=1e-4",
-        f"data.scenes.train={train_scenes}", "optim.epochs=2", "engine.accelerator=cpu",
+        "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 16}", "optim.lr=1e-3",
+        f"data.scenes.train={train_scenes}", "optim.epochs=3", "engine.accelerator=cpu",
     )  # fmt: skip
     for devices in (1, 2):
         done = run(train_command(tmp_path / str(devices), *shared, f"engine.devices={devices}"))

@@ -227,7 +227,7 @@ def _grey(image: Image.Image, name: str, expected: str) -> Array:
 
 def _one_bit(image: Image.Image) -> NDArray[np.bool_]:
     """A 1-bit image as proper booleans: Pillow hands out bytes of 255, which numpy takes for True but adds as 255."""
-    return np.asarray(image).view(np.uint8) != 0
+    return np.asarray(np.asarray(image).view(np.uint8) != 0)
 
 
 def _label_indices(image: Image.Image, name: str) -> NDArray[np.uint8]:

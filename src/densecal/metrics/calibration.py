@@ -85,10 +85,8 @@ class CalibrationMeter:
         if not values.is_floating_point():
             if logits is not None:
                 raise TypeError(f"logits of type {logits.dtype}; expected floats")
-            if valid is None:
-                self._update_levels(values, labels, shape)
-                return
-            values = values.to(torch.float64) / (MAX_LEVEL if values.dtype != torch.uint8 else 255)
+            self._update_levels(values, labels, valid, shape)
+            return
         values = values.to(torch.float64)
         if logits is not None:
             values = values.softmax(dim=1) if self.sketch.softmax else values.sigmoid()
@@ -195,16 +193,20 @@ class CalibrationMeter:
         zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, holds, strict=True)])
         return torch.from_numpy(zones.astype(np.int64)).flatten(1).to(labels.device)
 
-    def _update_levels(self, values: Tensor, labels: Tensor, shape: torch.Size) -> None:
-        if values.dtype not in (torch.uint8, torch.uint16):
-            raise TypeError(f"probabilities of type {values.dtype}; expected floats, uint8 or uint16")
+    def _update_levels(self, values: Tensor, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> None:
+        if values.dtype not in (torch.uint8, torch.uint16) or self.sketch.num_classes > 1:
+            raise TypeError(
+                f"probabilities of type {values.dtype}; expected floats, or uint8 or uint16 levels of binary maps"
+            )
         maps = values[:, 0].reshape(len(values), *shape).cpu().numpy()
         masks = labels[:, 0].reshape(len(labels), *shape).cpu().numpy() == 1
         bands = self.sketch.boundary and len(shape) == 2
-        for level_map, mask in zip(maps, masks, strict=True):
-            counts = (
-                count_levels(level_map, mask, boundary_zones(mask), ZONES) if bands else count_levels(level_map, mask)
-            )
+        kept = [None] * len(maps) if valid is None else valid.reshape(len(maps), *shape).cpu().numpy()
+        for level_map, mask, holds in zip(maps, masks, kept, strict=True):
+            zones = boundary_zones(mask, holds) if bands else None
+            if holds is not None:
+                level_map, mask, zones = level_map[holds], mask[holds], None if zones is None else zones[holds]
+            counts = count_levels(level_map, mask, zones, 1 if zones is None else ZONES)
             self.sketch.add_levels(counts)
             self.sketch.add_rows(level_rows(counts.sum(axis=0)[None], self.sketch.bins))
 

@@ -91,8 +91,10 @@ class Atoms:
     @classmethod
     def sorted(cls, value: Floats, count: Ints, hits: Ints) -> Atoms:
         """Sort and merge equal values, so that no result depends on the order of pixels."""
-        distinct, where = np.unique(value, return_inverse=True)
-        return cls(distinct, _grouped(where, count, len(distinct)), _grouped(where, hits, len(distinct)))
+        order = np.argsort(value)
+        value = value[order]
+        first = np.flatnonzero(np.concatenate([[True], value[1:] != value[:-1]]))
+        return cls(value[first], np.add.reduceat(count[order], first), np.add.reduceat(hits[order], first))
 
     @property
     def total(self) -> int:
@@ -164,9 +166,3 @@ def _equal_mass(atoms: Atoms, bins: int, position: Floats, value: Floats, hits: 
     # linear interpolation inside an atom is the even sharing of a tied group
     sums = np.interp(edges, position, value), np.interp(edges, position, hits)
     return ReliabilityCurve.from_sums(np.diff(edges), np.diff(sums[0]), np.diff(sums[1]))
-
-
-def _grouped(where: NDArray[np.intp], amounts: Ints, size: int) -> Ints:
-    total = np.zeros(size, np.int64)
-    np.add.at(total, where, amounts)
-    return total

@@ -84,14 +84,14 @@ _NOTES = {
 
 def comparison_table(records: list[Record]) -> Table:
     """One row a method and data set, the best of each data set in bold."""
-    columns = _used(records)
+    columns = used_columns(records)
     table = Table(title="Calibration in per cent", title_justify="left")
     table.add_column("data set")
     table.add_column("method")
     for column in columns:
         table.add_column(column.heading, justify="right")
     for dataset, group in by_dataset(records).items():
-        best = _best(group, columns)
+        best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], "[bold]{}[/bold]") for c in columns]
             table.add_row(_plain(dataset), _plain(record["name"]), *cells)
@@ -154,7 +154,7 @@ def csv_text(records: list[Record]) -> str:
 
 def latex_text(records: list[Record]) -> str:
     """A booktabs table, calibration in per cent, the best of each data set in bold."""
-    columns = _used(records)
+    columns = used_columns(records)
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{tabular}{ll" + "r" * len(columns) + "}",
@@ -163,7 +163,7 @@ def latex_text(records: list[Record]) -> str:
     ]
     for dataset, group in by_dataset(records).items():
         lines.append(r"\midrule")
-        best = _best(group, columns)
+        best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns]
             lines.append(" & ".join([_tex(dataset), _tex(record["name"]), *cells]) + r" \\")
@@ -178,11 +178,12 @@ def by_dataset(records: list[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-def _used(records: list[Record]) -> list[Column]:
+def used_columns(records: list[Record]) -> list[Column]:
+    """The columns of which the records hold something."""
     return [c for c in COLUMNS if any(not math.isnan(c.value(r)) for r in records)]
 
 
-def _best(group: list[Record], columns: list[Column]) -> dict[str, float]:
+def best_values(group: list[Record], columns: list[Column]) -> dict[str, float]:
     """The best value of each column; nothing is best where there is nothing to compare."""
     best = {}
     for column in columns:

@@ -46,7 +46,7 @@ class Checkpoint:
 def save(
     folder: Path, model: dict[str, Tensor], method: dict[str, Tensor], optimizer: dict[str, Any], meta: dict[str, Any]
 ) -> None:
-    """Write a checkpoint folder whole; a former one of that name becomes ``previous`` beside it.
+    """Write a checkpoint folder whole; the former one becomes ``previous`` beside it.
 
     Raises:
         InputError: It could not be written; what was there before is untouched.
@@ -74,12 +74,27 @@ def save(
         ) from None
     previous = folder.with_name("previous")
     if folder.exists():
-        if folder.name == "last":
-            shutil.rmtree(previous, ignore_errors=True)
-            os.rename(folder, previous)
-        else:
-            shutil.rmtree(folder)
+        shutil.rmtree(previous, ignore_errors=True)
+        os.rename(folder, previous)
     os.rename(new, folder)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Make a checkpoint folder the same as another, by links where the file system has them."""
+    new = target.with_name(f"{target.name}.new")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        for name in (MODEL, METHOD, OPTIMIZER, META):
+            try:
+                os.link(source / name, new / name)
+            except OSError:
+                shutil.copy2(source / name, new / name)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise InputError(target, f"the checkpoint could not be written ({error})", "space on the disk") from None
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(new, target)
 
 
 def load(folder: Path) -> Checkpoint:

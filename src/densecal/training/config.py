@@ -186,6 +186,14 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     engine: EngineConfig = EngineConfig()
 
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Config:
+        if self.two_stage and "warmup" in self.method.options:
+            raise ValueError(
+                "method.warmup beside schedule two-stage; expected optim.epochs alone, which is the first stage"
+            )
+        return self
+
     @property
     def two_stage(self) -> bool:
         """Whether a second stage follows, in which the method's rule acts on a frozen accuracy."""

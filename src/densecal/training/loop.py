@@ -245,14 +245,15 @@ def _assemble(config: Config, fabric: Fabric, data: Data) -> Run:
         config.method.name,
         num_samples=len(data.train),
         num_classes=config.data.classes,
-        ignore_index=config.data.ignore_index,
+        # packed foreground masks hold 0 to 1: no value of theirs may mean void
+        ignore_index=config.data.ignore_index if config.data.classes > 1 else 255,
         seed=engine.seed,
         **config.method_options,
     ).to(fabric.device)
     steps = config.total_epochs * -(-len(data.train) // optim.batch)
     compiled = on_cuda and steps >= COMPILE_PAYS_STEPS if engine.compile is None else engine.compile
     family = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
-    optimizer = family(network.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=on_cuda)
+    optimizer = family(network.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
     if compiled:
         network.compile()
     model, optimizer = fabric.setup(network, optimizer)
@@ -312,8 +313,10 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
         training["weights"] = run.network.state_dict()
     meta = {"epoch": epoch, "best": best, "config": config.model_dump(mode="json")}
     weights = run.best_network.state_dict()
-    for name in ("last", "best") if improved else ("last",):
-        checkpoint.save(out / "checkpoints" / name, weights, run.method.state_dict(), training, meta)
+    last = out / "checkpoints" / "last"
+    checkpoint.save(last, weights, run.method.state_dict(), training, meta)
+    if improved:
+        checkpoint.copy(last, last.with_name("best"))
     values = getattr(run.method, "alpha", getattr(run.method, "beta", None))
     if values is not None:
         table = io.StringIO()
