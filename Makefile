@@ -25,7 +25,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python -W ignore benchmarks/metrics.py; first=$$?; $(BIN)/python benchmarks/training.py && exit $$first
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("densecal needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

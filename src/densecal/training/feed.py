@@ -50,20 +50,27 @@ class ArraySamples:
 
     def __init__(self, names: list[str], images: NDArray[np.uint8], masks: NDArray[np.uint8]) -> None:
         self.names = names
-        self._images = torch.from_numpy(images).permute(0, 3, 1, 2)
-        self._masks = torch.from_numpy(masks)
+        self._images, self._masks = images, masks
+        self._on_device: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Gather samples."""
-        rows = torch.as_tensor(indices, device=self._images.device)
-        return self._images[rows], self._masks[rows]
+        if self._on_device is not None:
+            images, masks = self._on_device
+            rows = torch.from_numpy(indices).to(images.device)
+            return images[rows].permute(0, 3, 1, 2), masks[rows]
+        # numpy, because torch in a second thread starts threads of its own that take the network's cores
+        images_, masks_ = self._images[indices], self._masks[indices]
+        return torch.from_numpy(images_).permute(0, 3, 1, 2), torch.from_numpy(masks_)
 
     def resident(self, device: torch.device | str) -> bool:
-        """Move everything to the device."""
-        self._images, self._masks = self._images.to(device), self._masks.to(device)
+        """Move everything to a CUDA device."""
+        if torch.device(device).type != "cuda":
+            return False
+        self._on_device = (torch.from_numpy(self._images).to(device), torch.from_numpy(self._masks).to(device))
         return True
 
 
