@@ -148,4 +148,4 @@ def _write(stem: Path, p: Array, format: str) -> None:
         return
     kind, top = _LEVELS[format]
     image = Image.fromarray(np.rint(p * top).astype(kind))
-    write_atomically(stem.with_name(f"{stem.name}.png"), lambda stream: image.save(stream, format="png"))
+    write_atomically(stem.with_name(f"{stem.name}.png"), lambda stream: image.save(stream, "png", compress_level=1))

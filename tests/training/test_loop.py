@@ -204,13 +204,17 @@ def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path,
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "run" / "alpha.csv").read_text().splitlines()
     assert len(rows) == 11
+    for name, size in (("00000", (51, 37)), ("00001", (16, 90))):  # any size, also one the network never saw
+        for part in ("images", "masks"):
+            path = folder / part / f"{name}.png"
+            Image.open(path).resize(size, Image.Resampling.NEAREST).save(path)
     done = run(command("predict", tmp_path / "run", folder / "images", "--out", tmp_path / "maps", "--uncertainty"))
     assert done.returncode == 0, done.stderr
     maps = sorted((tmp_path / "maps").glob("*.png"))
     assert len(maps) == 14
     levels = np.asarray(Image.open(maps[0]))
     assert levels.dtype == np.uint16
-    assert levels.shape == (32, 32)
+    assert levels.shape == (37, 51)
     confidence = np.asarray(Image.open(tmp_path / "maps" / "confidence" / maps[0].name))
     assert np.abs(np.maximum(levels, 65535 - levels.astype(int)) - confidence.astype(int)).max() <= 1
     done = run(command("evaluate", tmp_path / "maps", folder / "masks", "--metrics", "fast"))

@@ -44,7 +44,7 @@ class CalibrationMeter:
         >>> meter.update(torch.tensor([[0.9, 0.8], [0.2, 0.6]]), torch.tensor([[1, 1], [0, 0]]))
         >>> result = meter.compute()
         >>> round(result.accuracy, 2), round(result.ece_ew, 3)
-        (0.75, 0.225)
+        (0.75, 0.275)
     """
 
     def __init__(

@@ -37,21 +37,20 @@ def boundary_zones(labels: NDArray[Any], valid: NDArray[np.bool_] | None = None)
 def level_rows(counts: Ints, bins: int) -> Floats:
     """Per-image rows of integer maps from their histograms (B, 2, L), by integer arithmetic."""
     top = counts.shape[2] - 1
-    level = np.arange(top + 1)
+    level = np.flatnonzero(counts.any(axis=(0, 1)))
+    background, foreground = np.moveaxis(counts[:, :, level].astype(np.float64), 1, 0)
     numerator = np.maximum(level, top - level)
-    foreground = 2 * level > top
-    pixels = counts.sum(axis=1)
-    correct = np.where(foreground, counts[:, 1], counts[:, 0])
-    onehot = np.minimum(numerator * bins // top, bins - 1)[:, None] == np.arange(bins)
-    # float64 products of integers: exact below 2**53
-    gaps = (pixels * (numerator / top) - correct) @ onehot.astype(np.float64)
+    pixels = background + foreground
+    correct = np.where(2 * level > top, foreground, background)
+    bin_ = np.minimum(numerator * bins // top, bins - 1)
     p = level / top
     clipped = np.clip(p, NLL_FLOOR, 1.0 - NLL_FLOOR)
     rows = np.empty((len(counts), len(ROW_SCALARS) + bins))
     rows[:, 0] = pixels.sum(axis=1)
     rows[:, 1] = correct.sum(axis=1)
-    rows[:, 2] = (pixels @ numerator) / top
-    rows[:, 3] = counts[:, 0] @ p**2 + counts[:, 1] @ (1.0 - p) ** 2
-    rows[:, 4] = -(counts[:, 0] @ np.log1p(-clipped) + counts[:, 1] @ np.log(clipped))
-    rows[:, 5:] = gaps
+    rows[:, 2] = pixels @ numerator / top
+    rows[:, 3] = background @ p**2 + foreground @ (1.0 - p) ** 2
+    rows[:, 4] = -(background @ np.log1p(-clipped) + foreground @ np.log(clipped))
+    # sums of integers, exact in float64 below 2**53; divided once, at the end
+    rows[:, 5:] = (pixels * numerator - correct * top) @ (bin_[:, None] == np.arange(bins)).astype(np.float64) / top
     return rows
