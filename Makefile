@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/densecal demo --out demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

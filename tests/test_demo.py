@@ -20,6 +20,10 @@ def test_a_small_demonstration_leaves_a_page_that_needs_no_network(tmp_path, mon
     assert not re.search(r'(?:src|href)="(?!data:)', page)
     assert "densecal train demo" in page
     demo.run_demo(tmp_path / "demo")  # an earlier one is replaced
+    (tmp_path / "runs" / "bce").mkdir(parents=True)
+    with pytest.raises(InputError, match="no demonstration"):
+        demo.run_demo(tmp_path / "runs")
+    assert (tmp_path / "runs" / "bce").exists()
     (tmp_path / "demo" / "mine.txt").write_text("")
     with pytest.raises(InputError, match=r"mine\.txt"):
         demo.run_demo(tmp_path / "demo")

@@ -277,6 +277,42 @@ def test_zero_one_masks_may_have_a_void_value(folders, tmp_path, capsys):
     assert record["calibration"]["accuracy"] == pytest.approx(a, abs=1e-3)
 
 
+def test_void_is_found_in_masks_that_have_none_beside_masks_that_have(folders, tmp_path, capsys):
+    for i, path in enumerate(sorted(folders[1].iterdir())):
+        y = np.asarray(Image.open(path)).astype(np.uint8)
+        if i == 0:
+            y[:2] = 255
+        Image.fromarray(y).save(path)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    assert record["pixels"] == 6 * SIZE[0] * SIZE[1] - 2 * SIZE[1]
+
+
+@pytest.mark.parametrize("void", [1, 128])
+def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, capsys, void):
+    floats = tmp_path / "floats"
+    floats.mkdir()
+    for path in folders[0].iterdir():
+        np.save(floats / f"{path.stem}.npy", np.asarray(Image.open(path)) / 255)
+        y = np.asarray(Image.open(folders[1] / path.name)).astype(np.uint8) * 255
+        y[:7] = void
+        if path.stem == "im 5":
+            y[:] = void
+        Image.fromarray(y).save(folders[1] / path.name)
+    a, b = (
+        evaluated(tmp_path, maps, folders[1], "--ignore-index", void, capsys=capsys) for maps in (folders[0], floats)
+    )
+    assert a["pixels"] == b["pixels"] == 5 * (SIZE[0] - 7) * SIZE[1]
+    assert b["calibration"]["brier"] == pytest.approx(a["calibration"]["brier"], rel=1e-9)
+
+
+def test_nothing_but_void_is_said(folders, capsys):
+    for path in folders[1].iterdir():
+        Image.fromarray(np.full(SIZE, 128, np.uint8)).save(path)
+    code, _, err = run("evaluate", *folders, "--ignore-index", "128", capsys=capsys)
+    assert code == 2
+    assert "nothing but void pixels" in err
+
+
 def test_foreground_taken_for_void_is_warned_of(folders, tmp_path, capsys):
     for path in folders[1].iterdir():
         Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8) * 255).save(path)
@@ -332,9 +368,7 @@ def test_resizing_follows_the_specification(folders, tmp_path, capsys):
     resized = torch.nn.functional.interpolate(
         torch.from_numpy(small / 255.0)[None, None], size=SIZE, mode="bilinear", align_corners=False
     )
-    expected = calibration_errors(
-        resized, torch.from_numpy(np.asarray(Image.open(folders[1] / "im 0.png")))[None, None]
-    )
+    expected = calibration_errors(resized, torch.from_numpy(np.array(Image.open(folders[1] / "im 0.png")))[None, None])
     assert evaluated(tmp_path, *folders, capsys=capsys)["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew)
 
 

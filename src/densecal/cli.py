@@ -248,6 +248,7 @@ def data_pack(
     out: Annotated[Path, typer.Option(help="Folder of the cache.")] = ...,  # type: ignore[assignment]
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 384,
     classes: Annotated[int, typer.Option(min=1, max=255, help="Number of classes; 1 for foreground masks.")] = 1,
+    ignore_index: Annotated[int, typer.Option(min=0, max=255, help="Label of void pixels, for K classes.")] = 255,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
 ) -> None:
     """Decode and resize a data set once, into memory-mapped files that training reads.
@@ -258,7 +259,7 @@ def data_pack(
 
     source = open_source(images, masks)
     with _progress("Packing") as progress:
-        packed = pack(source, source.names, size, out, classes, workers, progress)
+        packed = pack(source, source.names, size, out, classes, workers, progress, ignore_index=ignore_index)
     for warning in packed.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out}: {len(packed):,} samples, {'rebuilt' if packed.rebuilt else 'up to date'}")

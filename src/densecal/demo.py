@@ -14,7 +14,7 @@ from PIL import Image
 from densecal.data.scenes import generate, write
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, evaluate, paired_differences
-from densecal.files import write_json
+from densecal.files import write_json, write_text
 from densecal.prediction import load_predictor, predict
 from densecal.report.page import Page, write_page
 from densecal.training.config import load_config
@@ -23,6 +23,7 @@ from densecal.training.loop import train
 HELD_OUT = 200
 HELD_OUT_SEED = 1000
 """Apart from the recipe's seed, so that no held-out scene was trained or validated on."""
+MARKER = ".densecal-demo"
 RUNS = {"bce": ["method.name=bce"], "aslp-mc": []}
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
@@ -39,6 +40,7 @@ def run_demo(out: Path, progress: Progress | None = None) -> list[Evaluation]:
         The two evaluations, plain cross entropy first.
     """
     _clear(out)
+    write_text(out / MARKER, "made by densecal demo, which replaces this folder when it runs again\n")
     scenes = generate(HELD_OUT, load_config("demo").data.size, HELD_OUT_SEED)
     write(scenes, out / "held-out")
     evaluations, logs = [], {}
@@ -68,7 +70,9 @@ def _clear(out: Path) -> None:
     """Replace an earlier demonstration, and nothing else."""
     if not out.exists():
         return
-    known = {"held-out", "maps", "evaluation.json", "report.html", *RUNS}
+    if not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()):
+        raise InputError(out, "something that is no demonstration", "a new folder, or an earlier demonstration")
+    known = {MARKER, "held-out", "maps", "evaluation.json", "report.html", *RUNS}
     foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
     if foreign:
         raise InputError(out, f"other files ({', '.join(foreign[:3])})", "a new folder, or an earlier demonstration")

@@ -93,6 +93,8 @@ def evaluate(
             progress(done, len(pairs))
     if not total.stems:
         raise InputError(predictions, "no map that could be scored", "at least one readable pair")
+    if not total.meter.sketch.image_rows()[:, 0].any():
+        raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
     record = total.record(name or predictions.resolve().name, dataset or _dataset_name(masks), skipped)
     return Evaluation(record, total.stems, total.meter.sketch.image_rows())
 

@@ -71,6 +71,8 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     folder = checkpoint.find(run_or_checkpoint)
     found = checkpoint.load(folder)
     config = parse_config(found.meta["config"], str(folder / checkpoint.META))
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InputError("--device", device, "auto, cpu, or cuda where there is one")
     where = torch.device(
         "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
     )

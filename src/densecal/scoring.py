@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter
 
 FEW_LEVELS = 32
+VOID = 255
+"""Void in the labels of a binary meter, whatever value the masks have for it."""
 _TOP_SHARE = 0.1
 """Below this share of foreground pixels at the highest level, a map that spans the whole range looks stretched."""
 _SAMPLE = 4096
@@ -47,9 +49,10 @@ class Settings:
         """An empty meter with these settings."""
         from densecal.metrics.calibration import CalibrationMeter
 
-        return CalibrationMeter(
-            bins=self.bins, num_classes=self.classes or 1, ignore_index=self.ignore_index, boundary=self.full
-        )
+        void = self.ignore_index
+        if self.binary and void is not None:
+            void = VOID  # the user's value may be that of a class
+        return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,7 @@ class _BinaryScorer:
             self.meter = self.settings.calibration_meter()
         labels = mask.astype(np.int64)
         if void is not None:
-            assert self.settings.ignore_index is not None
-            labels[void] = self.settings.ignore_index
+            labels[void] = VOID
         self.meter.update(torch.tensor(prediction)[None], torch.from_numpy(labels[None]))
 
     def finish(self, fold: bool) -> None:
@@ -283,6 +285,8 @@ def _look_at_levels(findings: Findings, counts: Array) -> None:
 
 def _look_at_floats(findings: Findings, prediction: Array, mask: Array) -> None:
     """The same for a float map: its levels are seen as bytes, its extremes and distinct values as they are."""
+    if prediction.size == 0:
+        return
     as_bytes = Findings()
     _look_at_levels(as_bytes, count_levels(np.rint(prediction * 255).astype(np.uint8), mask))
     as_bytes.stretched *= bool(prediction.min() == 0 and prediction.max() == 1)

@@ -73,6 +73,31 @@ def test_images_are_rgb_whatever_they_were(tmp_path):
     assert read_image(io.BytesIO(path.read_bytes()), "x").shape == (5, 6, 3)
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bit_photographs_are_scaled_not_clipped(tmp_path, suffix):
+    ramp = np.linspace(0, 65535, 200).astype(np.uint16).reshape(10, 20)
+    image = read_image(save(tmp_path, ramp, f"x.{suffix}"), "x")
+    assert np.array_equal(image[:, :, 1], (ramp >> 8).astype(np.uint8))
+
+
+@pytest.mark.parametrize("values", [(0, 1), (0, 255), (0, 65535)])
+def test_sixteen_bit_masks_keep_their_foreground(tmp_path, values):
+    y = np.random.default_rng(0).random((9, 9)) < 0.5
+    path = save(tmp_path, np.where(y, values[1], 0).astype(np.uint16))
+    assert np.array_equal(read_foreground(path)[0], y)
+    assert np.array_equal(read_mask(path, "x") > 127, y)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", "<f2", np.longdouble, ">u2"])
+def test_arrays_of_any_byte_order_are_understood(tmp_path, kind):
+    values = np.random.default_rng(0).random((6, 4))
+    values = (values * 65535).astype(kind) if kind == ">u2" else values.astype(kind)
+    np.save(tmp_path / "x.npy", values)
+    read = read_map(tmp_path / "x.npy")
+    assert read.dtype.isnative
+    assert np.array_equal(read, values.astype(np.float64) if read.dtype == np.float64 else values)
+
+
 def test_pillows_own_limit_is_left_alone_by_threads(tmp_path):
     before = Image.MAX_IMAGE_PIXELS
     path = save(tmp_path, np.zeros((4, 4), np.uint8))

@@ -463,6 +463,15 @@ def test_interval_covers_the_truth_and_counts_images_not_pixels():
     assert covered >= 34
 
 
+def test_a_result_does_not_change_when_its_meter_goes_on():
+    meter = CalibrationMeter()
+    meter.update(*make_maps(5, 8, 8, 0))
+    result = meter.compute()
+    expected = intervals(meter.sketch.image_rows())
+    meter.update(*make_maps(50, 8, 8, 1))
+    assert result.ci == expected
+
+
 def test_paired_interval_is_narrower_than_the_two_apart():
     rng = np.random.default_rng(1)
     a, b = CalibrationMeter(boundary=False), CalibrationMeter(boundary=False)

@@ -37,6 +37,7 @@ def test_another_method_drops_the_options_of_the_recipes_own():
         ("method.name=magic", "method", "aslp-mc"),
         ("method.lambda=3", "method", "lam"),
         ("method.eta=-1", "method", "positive"),
+        ("method.eta=abc", "eta", "types"),
         ("engine.precision=fp8", "engine.precision", "'auto'"),
         ("optim", "optim", "key.sub=value"),
         ("extra.key=1", "extra", "data"),
@@ -74,6 +75,11 @@ def test_a_configuration_survives_being_written(tmp_path):
 
     config = small_config("method.technique=m")
     assert parse_config(yaml.safe_load(dump_config(config)), "x") == config
+
+
+def test_a_method_that_does_not_fit_the_classes_is_refused_before_any_data_is_read():
+    with pytest.raises(InputError, match="technique"):
+        load_config("demo", ["data.classes=3", "method.technique=dm"])
 
 
 def test_two_stages_are_one_configuration():

@@ -8,7 +8,7 @@ from densecal.training.feed import ArraySamples, epoch_batches, prefetched, to_d
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize(("count", "batch"), [(10, 4), (9, 3), (7, 7), (5, 8), (13, 4)])
+@pytest.mark.parametrize(("count", "batch"), [(10, 4), (9, 3), (7, 7), (5, 8), (13, 4), (5, 2)])
 def test_processes_share_the_batches_of_one(count, batch, world):
     one = epoch_batches(count, batch, epoch=2, seed=5, rank=0, world=1)
     shares = [epoch_batches(count, batch, 2, 5, rank, world) for rank in range(world)]
@@ -20,7 +20,8 @@ def test_processes_share_the_batches_of_one(count, batch, world):
         assert {part.whole for part in parts} == {len(whole.ids)}
     assert sorted(np.concatenate([b.ids for b in one])) == list(range(count))
     assert max(len(b.ids) for b in one) - min(len(b.ids) for b in one) <= 1
-    assert max(len(b.ids) for b in one) <= batch
+    assert max(len(b.ids) for b in one) <= batch + 1
+    assert min(len(b.ids) for b in one) > 1
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():

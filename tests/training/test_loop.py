@@ -148,8 +148,8 @@ def test_accumulated_gradients_equal_a_larger_batch(tmp_path):
     assert different.float().mean() < 0.01
 
 
-@pytest.mark.parametrize("train_scenes", [12, 11])
-def test_two_processes_equal_one(tmp_path, train_scenes):
+def test_two_processes_equal_one(tmp_path):
+    train_scenes = 11  # odd batches, so that one process is padded
     shared = (
         "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 16}", "optim.lr=1e-3",
         f"data.scenes.train={train_scenes}", "optim.epochs=3", "engine.accelerator=cpu",
@@ -223,6 +223,28 @@ def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path,
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-300])
+
+
+def test_other_images_than_at_the_start_are_refused(tmp_path, folder):
+    done = run(folder_command(tmp_path, folder))
+    assert done.returncode == 0, done.stderr
+    for part in ("images", "masks"):
+        (folder / part / "00003.png").rename(folder / part / "other.png")
+    resume = [*folder_command(tmp_path, folder), "--resume"]
+    assert "finished" in run(resume).stdout  # a finished run needs no data
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("epochs: 1\n", "epochs: 2\n", 1))
+    done = run([argument.replace("optim.epochs=1", "optim.epochs=2") for argument in resume])
+    assert done.returncode == 2
+    assert "other images" in done.stderr
+
+
+def test_no_validation_image_is_said(tmp_path, folder):
+    done = run(
+        [argument.replace("data.validation=4", "data.validation=0") for argument in folder_command(tmp_path, folder)]
+    )
+    assert done.returncode == 2
+    assert "data.validation" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,11 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
         uint8 array (H, W, 3).
     """
     with _opened(source, name, max_pixels) as image:
+        if image.mode == "F":
+            raise InputError(name, "a float image", "an image of 8 or 16 bits")
+        if image.mode.startswith("I"):  # Pillow would clip 16 bits to 8 instead of scaling them
+            grey = (_grey(image, name, "an image") >> 8).astype(np.uint8)
+            return np.repeat(grey[:, :, None], 3, axis=2)
         return np.asarray(image.convert("RGB"))
 
 
@@ -59,12 +64,8 @@ def read_mask(
     with _opened(source, name, max_pixels) as image:
         if classes is not None and classes > 1:
             return _label_indices(image, name)
-        grey = _grey(image, name, "a grey mask")
-    if grey.dtype == np.uint16:
-        grey = (grey >> 8).astype(np.uint8)
-    elif grey.dtype != np.uint8:
-        raise InputError(name, f"a mask of type {grey.dtype}", "an 8- or 16-bit mask")
-    return grey * np.uint8(255) if grey.max(initial=0) == 1 else grey
+        levels = _mask_levels(image, name)
+    return levels * np.uint8(255) if levels.max(initial=0) == 1 else levels
 
 
 def read_foreground(
@@ -77,9 +78,11 @@ def read_foreground(
         need no further look.
     """
     with _opened(path, str(path), max_pixels) as image:
-        if image.mode == "1" and image.width * image.height:
+        if image.mode == "1":
             return _one_bit(image), False, None
-    levels = read_mask(path, str(path), max_pixels=max_pixels)
+        levels = _mask_levels(image, str(path))
+    if levels.max(initial=0) == 1:
+        return levels == 1, False, levels
     # 0 and 255 become 1 and 0
     return levels > 127, bool((levels + np.uint8(1) > 1).any()), levels
 
@@ -112,8 +115,9 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
         raise InputError(name, f"an array of shape {array.shape}", wanted)
     if array.size == 0:
         raise InputError(name, "no pixels", "at least one pixel")
-    if array.dtype in (np.uint8, np.uint16) and array.ndim == 2:
-        return array
+    native = array.dtype.newbyteorder("=")
+    if native in (np.uint8, np.uint16) and array.ndim == 2:
+        return array.astype(native, copy=False)
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(name, f"values of type {array.dtype}", "floats in [0, 1], or uint8 or uint16 levels")
     low, high = float(array.min()), float(array.max())
@@ -125,7 +129,7 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
         worst = float(np.abs(array.sum(axis=0, dtype=np.float64) - 1.0).max())
         if worst > 0.02:
             raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", "softmax probabilities")
-    return array
+    return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
 
 
 def _read_array(path: Path, name: str, max_values: int) -> Array:
@@ -223,6 +227,16 @@ def _grey(image: Image.Image, name: str, expected: str) -> Array:
     if int((colour.max(axis=2) - colour.min(axis=2)).max(initial=0)) > _COLOUR_TOLERANCE:
         raise InputError(name, "a colour image", expected)
     return np.asarray(image.convert("L"))
+
+
+def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
+    """The levels of a foreground mask as stored; 16-bit masks that use their high byte are cut to it."""
+    levels = _grey(image, name, "a grey mask")
+    if levels.dtype == np.uint16:
+        return (levels >> 8 if levels.max(initial=0) > 255 else levels).astype(np.uint8)
+    if levels.dtype != np.uint8:
+        raise InputError(name, f"a mask of type {levels.dtype}", "an 8- or 16-bit mask")
+    return levels
 
 
 def _one_bit(image: Image.Image) -> NDArray[np.bool_]:

@@ -246,7 +246,8 @@ class CalibrationResult:
         reliability: Equal-width curve of the winning class.
         reliability_foreground: Equal-width curve of the foreground probability (binary and multi-label).
         classwise: Equal-width curve of every class.
-        sketch: What was counted.
+        rows: Per-image table that the intervals resample.
+        sketch: What was counted; it goes on counting with the meter.
     """
 
     ece_ew: float
@@ -279,6 +280,7 @@ class CalibrationResult:
     reliability: ReliabilityCurve = field(repr=False, metadata={"scalar": False})
     reliability_foreground: ReliabilityCurve | None = field(repr=False, metadata={"scalar": False})
     classwise: list[ReliabilityCurve] = field(repr=False, metadata={"scalar": False})
+    rows: NDArray[np.float64] = field(repr=False, metadata={"scalar": False})
     sketch: Sketch = field(repr=False, metadata={"scalar": False})
 
     @classmethod
@@ -287,7 +289,8 @@ class CalibrationResult:
         invalid = int(sketch.tables["invalid"])
         if invalid:
             raise ValueError(f"{invalid} probabilities were outside [0, 1] or NaN")
-        rows = with_image_ece(sketch.image_rows())
+        image_rows = sketch.image_rows()
+        rows = with_image_ece(image_rows)
         if len(rows) == 0:
             raise ValueError("nothing to measure: no valid pixel has been counted")
         pooled = {name: float(value) for name, value in figures(rows.sum(axis=0)).items()}
@@ -327,13 +330,14 @@ class CalibrationResult:
             reliability=width,
             reliability_foreground=foreground,
             classwise=classwise,
+            rows=image_rows,
             sketch=sketch,
         )
 
     @cached_property
     def ci(self) -> dict[str, tuple[float, float]]:
         """95 % intervals by resampling images."""
-        return intervals(self.sketch.image_rows())
+        return intervals(self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures by name, and their intervals under ``ci``."""
@@ -342,8 +346,7 @@ class CalibrationResult:
 
     def image_points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean confidence and accuracy of every image: the points of the paper's joint density plot."""
-        rows = self.sketch.image_rows()
-        rows = rows[rows[:, 0] > 0]
+        rows = self.rows[self.rows[:, 0] > 0]
         column = ROW_SCALARS.index
         return rows[:, column("confidence")] / rows[:, 0], rows[:, column("correct")] / rows[:, 0]
 

@@ -118,11 +118,6 @@ class MethodConfig(BaseModel):
         if unknown:
             known = f"one of {', '.join(sorted(allowed))}" if allowed else "no options"
             raise ValueError(f"unknown key {unknown[0]!r} for {self.name}; expected {known}")
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                methods.create(self.name, num_samples=1, **self.options)
-        except TypeError as error:
-            raise ValueError(f"{error}; expected options of the right type") from None
         return self
 
 
@@ -185,6 +180,20 @@ class Config(Section):
     method: MethodConfig = MethodConfig()
     optim: OptimConfig = OptimConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Config:
+        """Options are tried out before any data is read."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                methods.create(self.method.name, num_samples=1, num_classes=self.data.classes, **self.method_options)
+        except TypeError as error:
+            raise ValueError(
+                f"method options {self.method.options} ({error}); expected values of their types"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"method.{error}") from None
+        return self
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Config:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from densecal.data import Source, open_source, pack, split
+from densecal.errors import InputError
 from densecal.training.config import DataConfig
 
 T = TypeVar("T")
@@ -90,6 +91,8 @@ def open_data(config: DataConfig, progress: Progress | None = None) -> Data:
     assert config.images is not None
     source = open_source(config.images, config.masks)
     train, validation = split(source.names, config.validation, seed=0)
+    if not validation:
+        raise InputError("data.validation", f"{config.validation!r}, which leaves no image", "at least one image")
     packed = []
     notes: list[str] = []
     for side, names in (("training", train), ("validation", validation)):
@@ -136,7 +139,10 @@ def epoch_batches(count: int, batch: int, epoch: int, seed: int, rank: int, worl
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
     order = torch.randperm(count, generator=generator).numpy()
-    return [_shared_out(whole, rank, world) for whole in np.array_split(order, -(-count // batch))]
+    pieces = -(-count // batch)
+    if batch > 1 and count // pieces == 1 < count:  # one image alone has no batch statistics
+        pieces = max(1, count // batch)
+    return [_shared_out(whole, rank, world) for whole in np.array_split(order, pieces)]
 
 
 def validation_batches(count: int, batch: int, rank: int, world: int) -> list[Batch]:

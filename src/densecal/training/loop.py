@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import hashlib
 import io
 import json
 import time
@@ -90,6 +91,9 @@ def train(
     _check_folder(config, out, resume)
     fabric = _fabric(config)
     fabric.launch()
+    found, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
+    if found is not None and int(found.meta["epoch"]) >= config.total_epochs:
+        return None
     data = open_data(
         config.data, None if progress is None else lambda title, done, total: progress(title, done, total, {})
     )
@@ -99,15 +103,11 @@ def train(
     first = 0
     best = float("inf")
     log = Log(out, enabled=fabric.global_rank == 0)
-    if resume:
-        found, problems = checkpoint.load_newest(out / "checkpoints")
-        for problem in problems:
-            warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=2)
-        if found is not None:
-            first, best = int(found.meta["epoch"]), float(found.meta["best"])
-            _restore(run, found)
-    if first >= config.total_epochs:
-        return None
+    for problem in problems:
+        warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=2)
+    if found is not None:
+        first, best = int(found.meta["epoch"]), float(found.meta["best"])
+        _restore(run, found, out)
     if fabric.global_rank == 0:
         write_text(out / "config.yaml", dump_config(config))
     log.keep(first)
@@ -198,7 +198,10 @@ def validate(run: Run, progress: Progress | None = None) -> CalibrationResult:
             progress("Validation", step + 1, len(batches), {})
     meter.all_reduce()
     network.train(was_training)
-    return meter.compute()
+    try:
+        return meter.compute()
+    except ValueError as error:
+        raise InputError("data.validation", str(error), "validation masks with valid pixels") from None
 
 
 def _shown(loss: float, result: CalibrationResult, method: Method) -> dict[str, float]:
@@ -311,7 +314,7 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
     training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
     if run.average is not None:
         training["weights"] = run.network.state_dict()
-    meta = {"epoch": epoch, "best": best, "config": config.model_dump(mode="json")}
+    meta = {"epoch": epoch, "best": best, "samples": _names_digest(run), "config": config.model_dump(mode="json")}
     weights = run.best_network.state_dict()
     last = out / "checkpoints" / "last"
     checkpoint.save(last, weights, run.method.state_dict(), training, meta)
@@ -326,7 +329,15 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
         write_text(out / "alpha.csv", table.getvalue())
 
 
-def _restore(run: Run, found: checkpoint.Checkpoint) -> None:
+def _names_digest(run: Run) -> str:
+    """Which images the run trains and validates on; per-image state belongs to their order."""
+    names = ["train", *run.data.train.names, "validation", *run.data.validation.names]
+    return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
+    if found.meta.get("samples") != _names_digest(run):
+        raise InputError(out, "a run on other images than those there now", "the images the run was started with")
     training = dict(found.optimizer)
     weights = training.pop("weights", None)
     run.best_network.load_state_dict(found.model)
