@@ -258,7 +258,8 @@ def _assemble(config: Config, fabric: Fabric, data: Data) -> Run:
     family = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
     optimizer = family(network.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
     if compiled:
-        network.compile()
+        # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
+        network.compile(dynamic=False)
     model, optimizer = fabric.setup(network, optimizer)
     for samples in (data.train, data.validation):
         samples.resident(fabric.device)
