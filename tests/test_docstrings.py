@@ -9,7 +9,9 @@ import pytest
 import densecal
 
 MODULES = [
-    module.name for module in pkgutil.walk_packages(densecal.__path__, "densecal.") if module.name != "densecal.cli"
+    module.name
+    for module in pkgutil.walk_packages(densecal.__path__, "densecal.")
+    if not module.name.startswith("densecal.cli")
 ]
 
 

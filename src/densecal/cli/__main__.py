@@ -1,0 +1,5 @@
+"""`python -m densecal.cli`."""
+
+from densecal.cli import main
+
+main()

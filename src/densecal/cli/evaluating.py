@@ -1,0 +1,115 @@
+"""`densecal evaluate`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import console, progress
+from densecal.errors import InputError
+
+MAX_PIXELS = 1 << 26
+
+
+class Metrics(StrEnum):
+    """Which figures to compute."""
+
+    fast = "fast"
+    full = "full"
+
+
+@app.command()
+def evaluate(
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps, of METHOD/ or of METHOD/DATASET/ folders.")],
+    masks: Annotated[Path, typer.Argument(help="Folder of masks, or of DATASET/ folders of masks.")],
+    json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a line a method and data set.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write a booktabs table.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for the figures (PNG).")] = None,
+    bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
+    metrics: Annotated[
+        Metrics, typer.Option(help="fast leaves out S, weighted F and the boundary bands.")
+    ] = Metrics.full,
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad files and list them.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the method; the folder's unless given.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the data set; the mask folder's unless given.")] = None,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse larger images.")] = MAX_PIXELS,
+) -> None:
+    """Measure how far the confidences of prediction maps can be believed, and how good the maps are.
+
+    Maps (8- or 16-bit PNG, TIFF, WebP, JPEG, or .npy/.npz floats) are matched to masks by file stem.
+    Calibration is measured on the raw maps; F, E, S, weighted F and MAE follow PySODMetrics.
+
+    Examples:
+
+    * `densecal evaluate maps/ masks/ --json scores.json --figures figures/`
+
+    * `densecal evaluate published-maps/ masks/ --latex table.tex` with METHOD/DATASET/ folders
+
+    * `densecal evaluate softmax/ labels/ --classes 11 --ignore-index 11`
+    """
+    from densecal.evaluation import evaluate as run
+    from densecal.evaluation import find_comparisons, paired_differences
+    from densecal.files import write_json, write_text
+    from densecal.report.tables import comparison_table, csv_text, figure_table, latex_text
+    from densecal.scoring import Settings
+
+    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels)
+    found = find_comparisons(predictions, masks)
+    several = len(found) > 1
+    if several and (name or dataset):
+        raise InputError("--name, --dataset", f"one for {len(found)} evaluations", "the names of the folders instead")
+    evaluations = []
+    for method, data, maps, truth in found:
+        title = f"{method} on {data}" if several else "Scoring"
+        with progress(title) as report:
+            evaluations.append(
+                run(
+                    maps,
+                    truth,
+                    name=name or method,
+                    dataset=dataset or data,
+                    settings=settings,
+                    workers=workers or os.cpu_count() or 1,
+                    skip_bad=skip_bad,
+                    progress=report,
+                )
+            )
+    records = [evaluation.record for evaluation in evaluations]
+    console().print(comparison_table(records) if several else figure_table(records[0]))
+    for record in records:
+        _print_notes(record, several)
+    if json:
+        paired = paired_differences(evaluations)
+        write_json(json, {"evaluations": records, "paired": paired} if several else records[0])
+    if csv:
+        write_text(csv, csv_text(records))
+    if latex:
+        write_text(latex, latex_text(records))
+    if figures:
+        from densecal.report.figures import write_figures
+
+        write_figures(records, figures)
+
+
+def _print_notes(record: dict[str, object], several: bool) -> None:
+    """Warnings and skipped files, on stderr."""
+    where = f"{record['name']} on {record['dataset']}: " if several else ""
+    warnings, skipped = record["warnings"], record["skipped"]
+    assert isinstance(warnings, list)
+    assert isinstance(skipped, list)
+    for warning in warnings:
+        print(f"warning: {where}{warning}", file=sys.stderr)
+    for entry in skipped[:10]:
+        print(f"skipped: {where}{entry['file']}: {entry['reason']}", file=sys.stderr)
+    if len(skipped) > 10:
+        print(f"skipped: {where}{len(skipped) - 10} more, listed in the JSON", file=sys.stderr)
