@@ -81,7 +81,7 @@ def evaluate(
     """
     settings = settings or Settings()
     pairs, skipped = find_pairs(predictions, masks, skip_bad)
-    total = _Total(settings)
+    total = Total(settings)
     done = 0
     for part in _parts(pairs, settings, workers, lambda: total.folded):
         if part.bad and not skip_bad:
@@ -174,7 +174,7 @@ def paired_differences(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
     return differences
 
 
-class _Total:
+class Total:
     """The parts of an evaluation, added up."""
 
     def __init__(self, settings: Settings) -> None:
@@ -189,9 +189,11 @@ class _Total:
 
     @property
     def folded(self) -> bool:
+        """Whether float maps are summarised in fine bins."""
         return self.meter.sketch.folded
 
     def add(self, part: Part) -> None:
+        """Add the sums of some pairs."""
         self.stems += part.stems
         self.findings.add(part.findings)
         sketch = self.meter.sketch
@@ -220,6 +222,7 @@ class _Total:
             self.confusion.merge(matrix)
 
     def record(self, name: str, dataset: str, skipped: list[dict[str, str]]) -> dict[str, Any]:
+        """The JSON object of the whole."""
         result = self.meter.compute()
         record = {
             "name": name,

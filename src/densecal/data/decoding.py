@@ -11,18 +11,36 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from densecal.data.sources import Source
 from densecal.errors import InputError
 
-_CHUNK = 16
+CHUNK = 16
 _BINARISE_ABOVE = 127
 
 Facts = tuple[int, int, bool]
 """Height and width of an image before resizing, and whether its mask held grey values."""
+
+
+T = TypeVar("T")
+
+
+class Task(Protocol[T]):
+    """Work on every sample of a list, chunk by chunk."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Samples."""
+        ...
+
+    def run(self, start: int) -> list[T]:
+        """Do the chunk that starts there; one result a sample."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,14 +65,14 @@ class Job:
     images: Path
     masks: Path
 
-    def write(self, start: int) -> list[Facts]:
+    def run(self, start: int) -> list[Facts]:
         """Decode one chunk and write it where it belongs."""
         facts = []
         # Plain writes, not a map: on a full disk they raise, a map kills the process.
         with self.images.open("r+b") as images, self.masks.open("r+b") as masks:
             images.seek(start * self.size**2 * 3)
             masks.seek(start * self.size**2)
-            for name in self.names[start : start + _CHUNK]:
+            for name in self.names[start : start + CHUNK]:
                 image, mask, fact = self.decode(name)
                 images.write(image)
                 masks.write(mask)
@@ -63,26 +81,9 @@ class Job:
 
     def decode(self, name: str) -> tuple[bytes, bytes, Facts]:
         """Resized image and mask of one sample, and facts about the originals."""
-        image, mask = self.source.image(name), self.source.mask(name, self.classes)
-        if image.shape[:2] != mask.shape:
-            raise InputError(
-                str(self.source.mask_location(name)),
-                f"{mask.shape[1]} x {mask.shape[0]} pixels",
-                f"{image.shape[1]} x {image.shape[0]} as in {self.source.image_location(name)}",
-            )
-        grey = False
-        resample = Image.Resampling.NEAREST
-        if self.classes == 1:
-            grey = bool(np.any((mask > 0) & (mask < 255)))
-            mask = np.where(mask > _BINARISE_ABOVE, np.uint8(255), np.uint8(0))
-            resample = Image.Resampling.BILINEAR
-        elif (unknown := mask[(mask >= self.classes) & (mask != self.ignore_index)]).size:
-            raise InputError(
-                str(self.source.mask_location(name)),
-                f"label {unknown[0]}",
-                f"labels 0 to {self.classes - 1}, or {self.ignore_index} for void pixels",
-            )
+        image, mask, grey = read_pair(self.source, name, self.classes, self.ignore_index)
         side = (self.size, self.size)
+        resample = Image.Resampling.BILINEAR if self.classes == 1 else Image.Resampling.NEAREST
         return (
             Image.fromarray(image).resize(side, Image.Resampling.BILINEAR).tobytes(),
             Image.fromarray(mask).resize(side, resample).tobytes(),
@@ -90,30 +91,60 @@ class Job:
         )
 
 
-def decode_all(job: Job, workers: int | None = None, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
-    """Decode every sample of a job.
+def read_pair(
+    source: Source, name: str, classes: int, ignore_index: int | None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], bool]:
+    """An image and its mask, checked: foreground masks hold 0 and 255, label maps known labels.
+
+    Returns:
+        Image, mask, and whether the mask held grey values.
+    """
+    image, mask = source.image(name), source.mask(name, classes)
+    if image.shape[:2] != mask.shape:
+        raise InputError(
+            str(source.mask_location(name)),
+            f"{mask.shape[1]} x {mask.shape[0]} pixels",
+            f"{image.shape[1]} x {image.shape[0]} as in {source.image_location(name)}",
+        )
+    if classes == 1:
+        grey = bool(np.any((mask > 0) & (mask < 255)))
+        return image, np.where(mask > _BINARISE_ABOVE, np.uint8(255), np.uint8(0)), grey
+    unknown = mask[(mask >= classes) & (mask != ignore_index)]
+    if unknown.size:
+        raise InputError(
+            str(source.mask_location(name)),
+            f"label {unknown[0]}",
+            f"labels 0 to {classes - 1}, or {ignore_index} for void pixels",
+        )
+    return image, mask, False
+
+
+def decode_all(
+    task: Task[T], workers: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[T]:
+    """Do a task on every sample, in several processes.
 
     Args:
-        job: The samples and where they go.
+        task: The samples and what to do with them.
         workers: Processes; ``None`` for one a core, 1 for none but this one.
         progress: Called with (samples done, samples in all).
 
     Returns:
-        Facts about every sample, in order.
+        One result a sample, in order.
 
     Raises:
         InputError: Naming the first bad file; the rest is not decoded.
     """
-    starts = range(0, len(job.names), _CHUNK)
+    starts = range(0, len(task.names), CHUNK)
     workers = min(workers or _cores(), len(starts))
     if workers == 1:
-        return _gather(map(job.write, starts), len(job.names), progress)
+        return _gather(map(task.run, starts), len(task.names), progress)
     methods = multiprocessing.get_all_start_methods()
     # Not fork: the caller may hold threads and a CUDA context.
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(job,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(task,))
     try:
-        return _gather(pool.map(_write, starts), len(job.names), progress)
+        return _gather(pool.map(_run, starts), len(task.names), progress)
     except BrokenProcessPool:
         raise InputError(
             "workers",
@@ -131,21 +162,21 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _gather(chunks: Iterable[list[Facts]], total: int, progress: Callable[[int, int], None] | None) -> list[Facts]:
-    facts: list[Facts] = []
+def _gather(chunks: Iterable[list[T]], total: int, progress: Callable[[int, int], None] | None) -> list[T]:
+    results: list[T] = []
     for chunk in chunks:
-        facts += chunk
+        results += chunk
         if progress is not None:
-            progress(len(facts), total)
-    return facts
+            progress(len(results), total)
+    return results
 
 
-_job: Job
+_task: Task[Any]
 
 
-def _start_worker(job: Job) -> None:
-    global _job
-    _job = job
+def _start_worker(task: Task[Any]) -> None:
+    global _task
+    _task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -158,5 +189,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write(start: int) -> list[Facts]:
-    return _job.write(start)
+def _run(start: int) -> list[Any]:
+    return _task.run(start)

@@ -1,0 +1,237 @@
+"""Evaluating a model on a data set: one pass over the images gives every figure, with and without calibrators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from densecal.data import Source, open_source
+from densecal.data.decoding import CHUNK, decode_all, read_pair
+from densecal.errors import InputError
+from densecal.evaluation import Evaluation, Total
+from densecal.scoring import Settings
+
+ENTROPY_BINS = 100
+
+Array = NDArray[Any]
+Logits = Callable[[Tensor], Tensor]
+"""Images (B, 3, S, S) in [0, 1] to logits (B, C, S, S)."""
+Calibrator = Callable[[Tensor, Tensor], Tensor]
+"""Logits and images of one size to probabilities."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set in memory: images at the size the network sees, masks at their own.
+
+    Attributes:
+        name: What to call it.
+        names: One a sample.
+        images: uint8 (N, S, S, 3).
+        masks: uint8 (H, W) each: 0 and 1, or class labels.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: Label of void pixels, for K classes.
+    """
+
+    name: str
+    names: list[str]
+    images: NDArray[np.uint8]
+    masks: list[NDArray[np.uint8]]
+    classes: int = 1
+    ignore_index: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def load_image_set(
+    name: str,
+    images: str | Path | Sequence[str | Path],
+    masks: str | Path | None = None,
+    *,
+    size: int,
+    classes: int = 1,
+    ignore_index: int | None = None,
+    without_foreground: bool = False,
+    only: Sequence[str] | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImageSet:
+    """Read a data set into memory, decoding in several processes.
+
+    Args:
+        name: What to call it.
+        images: Folder, list file, zip or zips.
+        masks: Folder of masks, where ``images`` is a folder.
+        size: Side of the images that the network sees.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: Label of void pixels, for K classes.
+        without_foreground: The images show nothing to be found; no mask is read and every pixel is background.
+        only: Names of the samples to read; all of them unless given.
+        workers: Processes; all cores unless given.
+        progress: Called with (done, total).
+    """
+    source = open_source(images, masks)
+    if not (without_foreground or source.has_masks):
+        raise InputError(str(images), "images without masks", "masks, or a set that is out of distribution")
+    names = list(source.names if only is None else only)
+    job = _Reading(source, names, size, classes, ignore_index, without_foreground)
+    pixels, truths = zip(*decode_all(job, workers, progress), strict=True)
+    return ImageSet(name, names, np.stack(pixels), list(truths), classes, ignore_index)
+
+
+def evaluate_model(
+    logits: Logits,
+    data: ImageSet,
+    calibrators: Mapping[str, Calibrator | None] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    bins: int = 10,
+    batch: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Evaluation]:
+    """Score a model on a data set, at the size of each mask.
+
+    Logits are resized bilinearly to the mask and then calibrated. F, E and MAE are those of the map rounded to 8 bits.
+
+    Args:
+        logits: The model.
+        data: The data set.
+        calibrators: By the name of the evaluation; ``None`` is the model as it is. That alone, under the name
+            ``model``, unless given.
+        device: Where the model is.
+        bins: Bins of the calibration errors.
+        batch: Images at a time.
+        progress: Called with (done, total).
+
+    Returns:
+        One evaluation a calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
+        maximum, with a histogram over pixels and the mean of every image.
+    """
+    settings = Settings(bins, False, data.classes, data.ignore_index)
+    scores = {name: _Scores(settings, calibrate) for name, calibrate in (calibrators or {"model": None}).items()}
+    done = 0
+    for samples, images, z, y in model_outputs(logits, data, device, batch):
+        for score in scores.values():
+            score.add([data.names[i] for i in samples], z, y, images)
+        done += len(samples)
+        if progress:
+            progress(done, len(data))
+    return {name: score.evaluation(name, data.name) for name, score in scores.items()}
+
+
+@torch.inference_mode()
+def model_outputs(
+    logits: Logits, data: ImageSet, device: torch.device | str = "cpu", batch: int = 64
+) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
+    """What a model says, in groups of one size.
+
+    Yields:
+        Samples, images (B, 3, H, W), logits (B, C, H, W) and masks (B, H, W) int64, at the size of the masks.
+    """
+    shapes = [mask.shape for mask in data.masks]
+    # the network sees full batches, whatever the sizes of the masks
+    order = sorted(range(len(data)), key=lambda i: shapes[i])
+    for first in range(0, len(order), batch):
+        group = order[first : first + batch]
+        images = torch.from_numpy(data.images[group]).to(device).permute(0, 3, 1, 2).float() / 255
+        z = logits(images).float()
+        start = 0
+        for shape, same in groupby(group, key=lambda i: shapes[i]):
+            samples = list(same)
+            part = slice(start, start + len(samples))
+            start = part.stop
+            y = torch.from_numpy(np.stack([data.masks[i] for i in samples])).to(device).long()
+            yield samples, _resized(images[part], shape), _resized(z[part], shape), y
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Images resized, masks as they are."""
+
+    source: Source
+    names: Sequence[str]
+    size: int
+    classes: int
+    ignore_index: int | None
+    without_foreground: bool
+
+    def run(self, start: int) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        return [self._read(name) for name in self.names[start : start + CHUNK]]
+
+    def _read(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if self.without_foreground:
+            image = self.source.image(name)
+            mask = np.zeros(image.shape[:2], np.uint8)
+        else:
+            image, mask, _ = read_pair(self.source, name, self.classes, self.ignore_index)
+            if self.classes == 1:
+                mask //= 255
+        resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return np.asarray(resized), mask
+
+
+class _Scores:
+    """The sums of one calibrator's evaluation."""
+
+    def __init__(self, settings: Settings, calibrate: Calibrator | None) -> None:
+        self.total = Total(settings)
+        self.binary = settings.binary
+        self.calibrate = calibrate
+        self.entropies: list[Tensor] = []
+        self.histogram: Tensor | int = 0
+
+    @torch.inference_mode()
+    def add(self, names: list[str], z: Tensor, y: Tensor, images: Tensor) -> None:
+        if self.calibrate is not None:
+            p = self.calibrate(z, images).double()
+        else:
+            p = z.double().sigmoid() if self.binary else z.double().softmax(dim=1)
+        self.total.stems += names
+        self.total.meter.update(p, y)
+        self._add_entropy(p)
+        if self.total.segmentation is not None:
+            self.total.segmentation.update_levels(_level_counts(p[:, 0], y).cpu().numpy())
+        if self.total.confusion is not None:
+            labels, truth = p.argmax(dim=1).cpu().numpy(), y.cpu().numpy()
+            self.total.confusion.update(labels, truth, self.total.meter.ignore_index)
+
+    def _add_entropy(self, p: Tensor) -> None:
+        classes = torch.cat([1 - p, p], dim=1) if self.binary else p
+        h = torch.special.entr(classes).sum(dim=1) / np.log(classes.shape[1])
+        cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1).flatten()
+        self.histogram = self.histogram + torch.bincount(cell, minlength=ENTROPY_BINS)
+        self.entropies.append(h.flatten(1).mean(dim=1))
+
+    def evaluation(self, name: str, dataset: str) -> Evaluation:
+        if not self.total.stems:
+            raise InputError(dataset, "no image", "at least one")
+        record = self.total.record(name, dataset, [])
+        assert isinstance(self.histogram, Tensor)
+        record["entropy"] = {
+            "histogram": self.histogram.tolist(),
+            "images": torch.cat(self.entropies).tolist(),
+        }
+        return Evaluation(record, self.total.stems, self.total.meter.sketch.image_rows())
+
+
+def _level_counts(p: Tensor, y: Tensor) -> Tensor:
+    """Pixels by image, mask and 8-bit level (B, 2, 256)."""
+    levels = (p * 255).round().long()
+    image = torch.arange(len(p), device=p.device).view(-1, 1, 1)
+    key = (image * 2 + y) * 256 + levels
+    return torch.bincount(key.flatten(), minlength=len(p) * 512).view(-1, 2, 256)
+
+
+def _resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    return maps if maps.shape[2:] == size else interpolate(maps, size=size, mode="bilinear", align_corners=False)
