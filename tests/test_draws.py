@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from densecal.draws import uniform
+from densecal.draws import normal, uniform
 
 MASK = (1 << 64) - 1
 
@@ -67,3 +67,20 @@ def test_draws_are_float32_multiples_of_two_to_minus_24():
     draws = uniform(0, 0, torch.arange(1000))
     assert draws.dtype == torch.float32
     assert torch.equal(draws * 2**24, (draws * 2**24).round())
+
+
+def test_normals_are_normal_and_a_function_of_the_sample():
+    draws = normal(3, 1, torch.arange(400), stream=310, count=500)
+    assert draws.dtype == torch.float32
+    assert stats.kstest(draws.flatten().numpy(), "norm").pvalue > 0.01
+    assert abs(np.corrcoef(draws[:, 0], draws[:, 1])[0, 1]) < 0.15
+    assert torch.equal(normal(3, 1, torch.tensor([7]), stream=310, count=500)[0], draws[7])
+    assert not torch.equal(normal(3, 2, torch.tensor([7]), stream=310, count=500)[0], draws[7])
+
+
+def test_the_outermost_uniforms_make_finite_normals(monkeypatch):
+    ends = torch.tensor([[0.0, 1 - 2.0**-24]])
+    monkeypatch.setattr("densecal.draws.uniform", lambda *a: ends)
+    low, high = normal(0, 0, torch.tensor([0]), count=2)[0].tolist()
+    assert low == pytest.approx(stats.norm.ppf(2.0**-25), rel=1e-5)
+    assert high == pytest.approx(-low, rel=1e-5)

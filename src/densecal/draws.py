@@ -41,6 +41,17 @@ def uniform(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 
     return ((bits >> 40) & _MASK_40).to(torch.float32) * 2.0**-24
 
 
+def normal(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 1) -> Tensor:
+    """Draw ``count`` standard normals for every sample of a batch, float32 (B, count); see ``uniform``.
+
+    One uniform makes one normal by the inverse of its distribution, so none is larger than 5.5.
+    """
+    # half a step off the grid of uniforms, which holds 0, and in float64, where 1 is not reached
+    u = uniform(seed, epoch, index, stream, count).double() + 2.0**-25
+    normals: Tensor = torch.special.ndtri(u).float()
+    return normals
+
+
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser; torch shifts keep the sign, so the shifted-in bits are masked away."""
     x = (x ^ ((x >> 30) & _MASK_30)) * _MIX_1

@@ -76,8 +76,8 @@ class Adaptive(Method, ABC):
         # NaN is an accuracy not known yet: a rule that needs it gives NaN, and the value stays where it is.
         for name in ("last_accuracy", "best_accuracy", "frozen_accuracy"):
             self.register_buffer(name, torch.tensor(math.nan))
-        self.register_buffer("visits", torch.zeros(2, dtype=torch.int64), persistent=False)
-        self._visits_epoch = 0
+        # Of this epoch: visits with g < 0, all visits; and the epoch.
+        self.register_buffer("visits", torch.zeros(3, dtype=torch.int64))
 
     @abstractmethod
     def moved(self, values: Tensor, gap: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Adaptive(Method, ABC):
         values = self.values[: self.num_samples]
         levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], device=values.device)
         mean, spread = values.mean().item(), values.quantile(levels).tolist()
-        negative, visited = self.visits.tolist()
+        negative, visited, _ = self.visits.tolist()
         numbers = dict(zip(("mean", "min", "q25", "median", "q75", "max"), [mean, *spread], strict=True))
         found = {f"{self.VALUE}_{name}": number for name, number in numbers.items()}
         found["expected_confidence"] = 1 - self.b * mean
@@ -151,11 +151,10 @@ class Adaptive(Method, ABC):
         return torch.where(self.frozen_accuracy.isnan(), running, self.frozen_accuracy)
 
     def _count(self, slot: Tensor, gap: Tensor) -> None:
-        if self._visits_epoch != self.epoch:
-            self.visits.zero_()
-            self._visits_epoch = self.epoch
         real = slot < self.num_samples
-        self.visits += torch.stack([(real & (gap < 0)).sum(), real.sum()])
+        self.visits *= self.visits[2] == self.epoch
+        self.visits += torch.stack([(real & (gap < 0)).sum(), real.sum(), torch.zeros_like(self.visits[0])])
+        self.visits[2] = self.epoch
 
 
 def gather_processes(slot: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ class Method(nn.Module):
         Args:
             logits: (B, 1, H, W) or (B, K, H, W).
             targets: What `prepare` returned.
-            weight: Weight of each sample (B,); 0 for padding.
+            weight: Weight of each sample (B,), 0 for padding; or of each pixel (B, 1, H, W).
         """
         loss = bce_with_void if self.num_classes == 1 else cross_entropy_with_void
         return loss(logits, targets, self.ignore_index, weight)

@@ -28,12 +28,15 @@ def pixel_shares(valid: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         valid: Booleans (B, ...); False leaves a pixel out.
-        weight: Weight of each sample (B,); 0 leaves a padding sample out.
+        weight: Weight of each sample (B,); 0 leaves a padding sample out. Or of each pixel (B, 1, H, W), which a
+            `valid` of one boolean a sample sums up.
 
     Returns:
         float32 of the shape of `valid`: exactly 1 if nothing is left out, 0 if everything is.
     """
-    shares = valid if weight is None else valid * weight.view(-1, *[1] * (valid.ndim - 1))
+    if weight is not None and weight.ndim != valid.ndim:
+        weight = weight.view(-1, *[1] * (valid.ndim - 1)) if weight.ndim == 1 else weight.flatten(1).sum(dim=1)
+    shares = valid if weight is None else valid * weight
     total = shares.sum()
     return shares * (valid.numel() / torch.where(total > 0, total, 1))
 

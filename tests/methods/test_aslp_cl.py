@@ -1,0 +1,104 @@
+"""The closed loop moves against the gap, settles for every lag, never winds up, and survives a checkpoint."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from densecal.methods import create
+
+
+def result(confidence, accuracy=0.9):
+    return SimpleNamespace(mean_confidence=confidence, accuracy=accuracy)
+
+
+def visit(method, gap=5.0):
+    """Show every image once, all of them well fitted."""
+    n = method.num_samples
+    masks = torch.ones(n, 1, 2, 2)
+    method.after_step(torch.full((n, 1, 2, 2), gap), masks, torch.arange(n))
+
+
+def test_overconfidence_raises_the_perturbation_and_underconfidence_lowers_it():
+    method = create("aslp-cl", num_samples=3, smoothing=0.0, warmup=0)
+    method.start_epoch(0)
+    visit(method)
+    assert method.alpha.tolist() == [0, 0, 0]  # nothing measured yet
+    method.after_epoch(result(0.94))
+    method.start_epoch(1)
+    visit(method)
+    assert method.alpha.tolist() == pytest.approx([0.02] * 3)  # gain 0.5 of a gap of 0.04
+    method.after_epoch(result(0.88))
+    method.start_epoch(2)
+    visit(method)
+    assert method.alpha.tolist() == pytest.approx([0.01] * 3)
+
+
+def test_images_that_contradict_their_labels_are_perturbed_less():
+    method = create("aslp-cl", num_samples=2, smoothing=0.0, warmup=0)
+    method.start_epoch(0)
+    method.after_epoch(result(0.98))
+    method.start_epoch(1)
+    method.after_step(torch.tensor([5.0, -5.0]).view(2, 1, 1, 1), torch.ones(2, 1, 1, 1), torch.tensor([0, 1]))
+    assert method.alpha.tolist() == pytest.approx([0.04, 0.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rho=st.floats(0.05, 1.0), slope=st.floats(0.1, 1.0), overconfidence=st.floats(0.0, 0.1), gain=st.floats(0.05, 0.95)
+)
+def test_the_loop_settles_without_a_gap_for_every_lag(rho, slope, overconfidence, gain):
+    """A network whose confidence follows its labels with a lag of rate rho, sure of itself by some amount too much."""
+    assume(overconfidence / slope < 0.25)  # what the floor lets perturbation take away
+    method = create("aslp-cl", num_samples=1, gain=gain, smoothing=0.0, warmup=0)
+    confidence, accuracy = 0.9 + overconfidence, 0.9
+    for epoch in range(3000):
+        method.start_epoch(epoch)
+        method.after_epoch(result(confidence, accuracy))
+        wanted = accuracy + overconfidence - slope * (1 - float(method.bound))
+        confidence += rho * (wanted - confidence)
+    assert confidence == pytest.approx(accuracy, abs=1e-3)
+
+
+def test_the_bound_does_not_wind_up():
+    method = create("aslp-cl", num_samples=1, smoothing=0.0, warmup=0)
+    for epoch in range(50):
+        method.start_epoch(epoch)
+        method.after_epoch(result(0.6))  # under-confident for long: there is nothing to take away
+    assert float(method.bound) == 1
+    method.after_epoch(result(1.0))
+    assert float(method.bound) == pytest.approx(0.95)  # and it answers at once
+
+
+def test_nothing_moves_before_the_loop_closes():
+    method = create("aslp-cl", num_samples=1, warmup=3)
+    for epoch in range(2):
+        method.start_epoch(epoch)
+        method.after_epoch(result(1.0))
+    assert float(method.bound) == 1
+    method.start_epoch(2)
+    method.after_epoch(result(1.0))
+    assert float(method.bound) < 1
+
+
+def test_state_survives_a_checkpoint():
+    first = create("aslp-cl", num_samples=4, warmup=0)
+    first.start_epoch(0)
+    first.after_epoch(result(0.97))
+    second = create("aslp-cl", num_samples=4, warmup=0)
+    second.load_state_dict(first.state_dict())
+    for method in (first, second):
+        method.start_epoch(1)
+        visit(method)
+        method.after_epoch(result(0.95))
+    assert torch.equal(first.bound, second.bound)
+    assert torch.equal(first.alpha, second.alpha)
+    assert first.statistics()["gap"] == pytest.approx(0.3 * 0.07 + 0.7 * 0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("option", [{"gain": 1.0}, {"gain": 0.0}, {"smoothing": 1.0}, {"floor": 0.4}])
+def test_options_outside_the_stable_range_are_refused(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        create("aslp-cl", num_samples=1, **option)

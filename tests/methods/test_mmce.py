@@ -1,0 +1,251 @@
+"""MMCE: the vectors, the kernel form against its matrix, which pixels are drawn, void, padding, saturation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from densecal.methods import create
+from densecal.methods.mmce import draw_pixels, kernel_form, mmce_squared, rooted, weighted_mmce_squared
+from tests.methods.test_protocol import NoSync, forbid
+
+VOID = 255
+
+
+def make(classes: int = 1, **options):
+    return create("mmce", **{"num_samples": 9, "num_classes": classes, **options})
+
+
+def batch(classes: int, count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    if classes == 1:
+        return 2 * torch.randn(count, 1, 6, 7), (torch.rand(count, 1, 6, 7) > 0.4).float()
+    return 2 * torch.randn(count, classes, 6, 7), torch.randint(classes, (count, 6, 7))
+
+
+def matrix_form(c: torch.Tensor, u: torch.Tensor, width: float) -> torch.Tensor:
+    return u @ torch.exp(-(c[:, None] - c[None, :]).abs() / width) @ u
+
+
+def brute_force(z: np.ndarray, y: np.ndarray) -> float:
+    """Compute CE + 0.5 MMCE_w of (n, K) logits from its definition, pair by pair in float64."""
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    c, right = p.max(1), p.argmax(1) == y
+    k = np.exp(-np.abs(c[:, None] - c) / 0.4)
+    pp, mm = k[np.ix_(right, right)], k[np.ix_(~right, ~right)]
+    pm = k[np.ix_(right, ~right)]
+    squared = (
+        ((1 - c[right])[:, None] * (1 - c[right]) * pp).sum() / right.sum() ** 2
+        + (c[~right][:, None] * c[~right] * mm).sum() / (~right).sum() ** 2
+        - 2 * ((1 - c[right])[:, None] * c[~right] * pm).sum() / (right.sum() * (~right).sum())
+    )
+    return float(-np.log(p[np.arange(len(y)), y]).mean() + 0.5 * math.sqrt(squared))
+
+
+@pytest.fixture
+def vector(vectors):
+    return vectors["mmce"]["inputs"], vectors["mmce"]["expected"]
+
+
+def test_vectors(vector):
+    inputs, expected = vector
+    c, a = torch.tensor(inputs["conf"], dtype=torch.float64), torch.tensor(inputs["correct"]) > 0.5
+    assert (a.sum(), (~a).sum()) == (expected["n_correct"], expected["n_incorrect"])
+    plain, weighted = mmce_squared(c, a), weighted_mmce_squared(c, a, torch.ones_like(c))
+    assert plain.item() == pytest.approx(expected["mmce_m_squared"], abs=1e-12)
+    assert rooted(plain).item() == pytest.approx(expected["mmce_m"], abs=1e-9)
+    assert weighted.item() == pytest.approx(expected["mmce_w_squared_paper_norm"], abs=1e-12)
+    assert rooted(weighted).item() == pytest.approx(expected["mmce_w_paper_norm"], abs=1e-9)
+
+
+def test_the_loss_has_the_vectors_term(vector):
+    inputs, expected = vector
+    z, y = (torch.tensor(inputs[key]).view(2, 1, 4, 4) for key in "zy")
+    term = make().loss(z, y) - create("bce", num_samples=9).loss(z, y)
+    assert term.item() == pytest.approx(0.5 * expected["mmce_w_paper_norm"], abs=1e-5)
+
+
+def test_dividing_a_second_time_as_public_codes_do_makes_the_term_vanish(vector):
+    inputs, expected = vector
+    c, a = torch.tensor(inputs["conf"], dtype=torch.float64), torch.tensor(inputs["correct"], dtype=torch.float64)
+    n = torch.where(a > 0.5, a.sum(), (1 - a).sum())
+    doubly = kernel_form(c, (a - c) / n**2).sqrt().item()
+    # their second denominators have 1e-5 added
+    assert doubly == pytest.approx(expected["mmce_w_public_code_double_norm"], abs=1e-8)
+    assert doubly < expected["mmce_w_paper_norm"] / 6  # with 8 wrong pixels; with thousands nothing is left
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=40),
+    st.sampled_from([0.01, 0.1, 0.4, 3.0]),
+)
+def test_the_kernel_form_is_that_of_the_matrix(pairs, width):
+    c, u = torch.tensor(pairs, dtype=torch.float64).T
+    torch.testing.assert_close(kernel_form(c, u, width), matrix_form(c, u, width), rtol=1e-9, atol=1e-12)
+
+
+def test_the_gradient_of_the_kernel_form_is_that_of_the_matrix():
+    c = torch.rand(30, dtype=torch.float64, requires_grad=True)
+    u = torch.randn(30, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda c, u: kernel_form(c, u, 0.4), (c, u))
+    fast = torch.autograd.grad(kernel_form(c, u, 0.4), (c, u))
+    slow = torch.autograd.grad(matrix_form(c, u, 0.4), (c, u))
+    torch.testing.assert_close(fast, slow)
+
+
+def test_the_gradient_flows_through_the_confidence():
+    c = (0.5 + torch.rand(20, dtype=torch.float64) / 2).requires_grad_()
+    a, shares = torch.rand(20) > 0.4, torch.rand(20, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda c: rooted(weighted_mmce_squared(c, a, shares)), (c,))
+
+
+def test_four_classes_agree_with_the_definition():
+    z, y = batch(4)
+    loss = make(4).loss(z, y).item()
+    flat = z.permute(0, 2, 3, 1).reshape(-1, 4).double().numpy()
+    assert loss == pytest.approx(brute_force(flat, y.flatten().numpy()), abs=1e-5)
+
+
+def test_two_softmax_classes_are_one_sigmoid_logit():
+    z, y = batch(1)
+    two = torch.cat([torch.zeros_like(z), z], dim=1).requires_grad_()
+    z.requires_grad_()
+    binary, softmax = make().loss(z, y), make(2).loss(two, y[:, 0].long())
+    torch.testing.assert_close(softmax, binary, rtol=1e-5, atol=1e-6)
+    binary.backward()
+    softmax.backward()
+    torch.testing.assert_close(two.grad[:, 1:], z.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_draw_takes_half_of_each_stratum_or_all_there_is():
+    keys, correct = torch.rand(3, 1000), torch.rand(3, 1000) < 0.99
+    allowed = torch.rand(3, 1000) < 0.9
+    wrong = int((~correct & allowed).sum())
+    drawn, found = draw_pixels(keys, correct, allowed, 200)
+    assert drawn.shape == found.shape == (200,)
+    kept = drawn[found]
+    assert len(kept) == len(set(kept.tolist())) == 100 + wrong < 200
+    assert allowed.flatten()[kept].all()
+    assert correct.flatten()[kept].sum() == 100
+    lowest = keys.flatten()[kept][correct.flatten()[kept]].min()
+    assert (keys[correct & allowed] > lowest).sum() == 99
+
+
+def test_draws_are_a_function_of_seed_epoch_and_index():
+    def drawn(method, epoch, index):
+        method.start_epoch(epoch)
+        z, y = torch.randn(3, 1, 40, 40, generator=torch.Generator().manual_seed(5)), torch.zeros(3, 1, 40, 40)
+        z.requires_grad_()
+        bce = create("bce", num_samples=9).loss(z, y)
+        loss = method.loss(z, method.prepare(z, y, torch.tensor(index))[1])
+        return torch.autograd.grad(loss - bce, z)[0].abs() > 1e-7
+
+    first = drawn(make(pixels=100), 3, [4, 7, 1])
+    assert 90 < first.sum() <= 100
+    assert torch.equal(first, drawn(make(pixels=100), 3, [4, 7, 1]))
+    assert not torch.equal(first, drawn(make(pixels=100), 4, [4, 7, 1]))
+    assert not torch.equal(first, drawn(make(pixels=100, seed=1), 3, [4, 7, 1]))
+    assert not torch.equal(first, drawn(make(pixels=100), 3, [4, 7, 2]))
+
+
+def test_drawn_pixels_estimate_the_term_of_all():
+    z = 2 * torch.randn(4, 1, 40, 40)
+    y = (torch.rand_like(z) < (1.5 * z).sigmoid()).float()
+    every = make(pixels=4 * 1600 * 2).loss(z, y).item()
+    method = make(pixels=1024)
+    found = []
+    for epoch in range(40):
+        method.start_epoch(epoch)
+        found.append(method.loss(z, method.prepare(z, y, torch.arange(4))[1]).item())
+    error = np.std(found) / math.sqrt(40)
+    assert error > 0
+    assert abs(np.mean(found) - every) < 4 * error + 0.003  # the bias of the pairs i = j and of the root
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_void_pixels_change_nothing(classes):
+    z, y = batch(classes)
+    void = torch.zeros(5, 6, 7, dtype=torch.bool)
+    void[:, 4:] = True
+    y = torch.where(void[:, None] if classes == 1 else void, VOID, y)
+    garbage = torch.where(void[:, None], 50 * torch.randn_like(z), z).requires_grad_()
+    method = make(classes)
+    loss = method.loss(garbage, y)
+    torch.testing.assert_close(loss, method.loss(z[:, :, :4], y[..., :4, :]))
+    assert torch.equal(loss, method.loss(z, y))
+    loss.backward()
+    assert garbage.grad[:, :, 4:].eq(0).all()
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_padding_and_images_of_void_change_nothing_and_weights_count(classes):
+    z, y = batch(classes)
+    method = make(classes)
+    expected = method.loss(z[:3], y[:3])
+    torch.testing.assert_close(method.loss(z, y, torch.tensor([1.0, 1, 1, 0, 0])), expected)
+    twice = method.loss(z[[0, 1, 1]], y[[0, 1, 1]])
+    torch.testing.assert_close(method.loss(z[:2], y[:2], torch.tensor([1.0, 2.0])), twice)
+    y[3:] = VOID
+    torch.testing.assert_close(method.loss(z, y), expected)
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+@pytest.mark.parametrize("scale", [60.0, 200.0, 0.0])
+@pytest.mark.parametrize("labels", ["right", "wrong", "mixed", "void"])
+def test_the_gradient_is_finite_at_saturation_and_at_the_tie(classes, scale, labels):
+    signs, y = batch(classes)
+    z = (scale * signs.sign()).requires_grad_()
+    if labels in ("right", "wrong"):
+        best = (z > 0).float() if classes == 1 else z.argmax(dim=1)
+        y = best if labels == "right" else (1 - best if classes == 1 else (best + 1) % classes)
+    elif labels == "void":
+        y = torch.full_like(y, VOID)
+    method = make(classes)
+    loss = method.loss(z, y)
+    loss.backward()
+    assert loss.isfinite()
+    assert z.grad.isfinite().all()
+    if labels != "mixed":
+        assert loss == create("bce", num_samples=9, num_classes=classes).loss(z, y)
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_autocast_and_half_precision_logits_compute_in_float32(classes):
+    z, y = batch(classes)
+    z = z.bfloat16()
+    method = make(classes)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = method.loss(z, y)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, method.loss(z.float(), y))
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_a_step_reads_no_tensor_on_the_host(classes, monkeypatch):
+    method = make(classes)
+    z, y = batch(classes)
+    z.requires_grad_()
+    weight, index = torch.ones(5), torch.arange(5)
+    with monkeypatch.context() as patch, NoSync():
+        forbid(patch)
+        method.loss(z, method.prepare(z, y, index)[1], weight).backward()
+
+
+def test_soft_masks_are_binarised_in_the_term_only():
+    z, y = batch(1)
+    soft, bce = 0.8 * y + 0.1, create("bce", num_samples=9)
+    terms = [make().loss(z, mask) - bce.loss(z, mask) for mask in (y, soft)]
+    torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-6)
+    assert make(weight=0.0).loss(z, soft) == bce.loss(z, soft)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("width", 0.0), ("width", math.inf), ("weight", -1.0), ("pixels", 1), ("pixels", 10.5)],
+)
+def test_a_bad_value_is_refused_by_its_option_name(option, value):
+    with pytest.raises(ValueError, match=f"{option}: found"):
+        make(**{option: value})
