@@ -1,0 +1,237 @@
+"""The protocol of a calibrator: logits in, honest probabilities out; fitted from a histogram or from batches."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from densecal.errors import InputError
+from densecal.posthoc.logit_histogram import LogitHistogram
+from densecal.posthoc.newton import NoMinimumError
+
+VERSION = 1
+"""Of the file format."""
+MAX_CLASSES = 4096
+MAX_NUMBERS = 1 << 20
+"""A file with a longer list of numbers is refused."""
+_CHUNK = 1 << 22
+
+
+class Batch(NamedTuple):
+    """What a calibrator that is fitted by passes over the data is fed with.
+
+    Attributes:
+        logits: (B, 1, H, W) or (B, K, H, W).
+        masks: (B, 1, H, W) zeros and ones, or (B, H, W) class indices; void pixels have the value ``ignore_index``.
+        images: (B, 3, H, W) in [0, 1], for calibrators that look at them.
+    """
+
+    logits: Tensor
+    masks: Tensor
+    images: Tensor | None = None
+
+
+Batches = Callable[[], Iterable[Batch]]
+"""Starts a new pass over the data at every call."""
+
+
+class Calibrator(nn.Module, ABC):
+    """A map from logits to probabilities that is fitted on held-out data, the model frozen.
+
+    A new calibrator implements `_fit` and `probabilities` and names in `tables` the buffers its file holds.
+
+    Args:
+        num_classes: 1 for one sigmoid logit, K for K softmax logits.
+
+    Attributes:
+        method: Name in the registry.
+        binary: Whether it can calibrate one sigmoid logit.
+        multiclass: Whether it can calibrate K softmax logits.
+        needs_images: Whether it looks at the images too.
+        tables: Buffers that are written as JSON; further state is written as safetensors.
+    """
+
+    method: ClassVar[str]
+    binary: ClassVar[bool] = True
+    multiclass: ClassVar[bool] = False
+    needs_images: ClassVar[bool] = False
+    tables: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, num_classes: int = 1) -> None:
+        super().__init__()
+        if not (1 if self.binary else 2) <= num_classes <= (MAX_CLASSES if self.multiclass else 1):
+            wanted = "1" if not self.multiclass else f"{1 if self.binary else 2} to {MAX_CLASSES}"
+            raise InputError(f"{self.method}: number of classes", str(num_classes), wanted)
+        self.num_classes = num_classes
+
+    # ------------------------------------------------------------------ use
+
+    def forward(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
+        """Calibrated probabilities.
+
+        Args:
+            logits: (B, 1, H, W) or (B, K, H, W).
+            images: (B, 3, H, W) in [0, 1], where `needs_images`.
+
+        Returns:
+            Foreground or class probabilities of the shape of the logits, float32, or float64 for float64 logits.
+        """
+        if logits.ndim != 4 or logits.shape[1] != self.num_classes:
+            raise ValueError(
+                f"logits of shape {tuple(logits.shape)}; expected (B, {self.num_classes}, H, W), which "
+                f"{self.method} was made for"
+            )
+        if self.needs_images and images is None:
+            raise ValueError(f"{self.method} without images; expected images (B, 3, H, W) beside the logits")
+        return self.probabilities(logits if logits.dtype == torch.float64 else logits.float(), images)
+
+    @abstractmethod
+    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+        """What `forward` returns, for float32 or float64 logits of the right shape."""
+
+    def squashed(self, z: Tensor) -> Tensor:
+        """Sigmoid of one logit, softmax of K."""
+        return z.sigmoid() if self.num_classes == 1 else z.softmax(dim=1)
+
+    # ------------------------------------------------------------------ fitting
+
+    @property
+    def from_histogram(self) -> bool:
+        """Whether one pass that fills a `LogitHistogram` is all that a fit needs."""
+        return self.num_classes == 1 and not self.needs_images
+
+    def fit(self, data: LogitHistogram | Batches, ignore_index: int | None = None) -> Self:
+        """Fit on held-out data; a fit that fails changes nothing.
+
+        Args:
+            data: A filled `LogitHistogram` for calibrators of one logit that need no images; for all, a callable that
+                starts a pass over `Batch` tuples.
+            ignore_index: Value of void pixels in the masks of batches; 255 for K classes, none for one logit unless
+                given.
+
+        Returns:
+            The calibrator itself.
+
+        Raises:
+            InputError: The data does not determine the parameters.
+        """
+        if not isinstance(data, LogitHistogram) and not callable(data):
+            raise TypeError(f"{self.method}: found {type(data).__name__}; expected a callable that yields batches")
+        if self.from_histogram and not isinstance(data, LogitHistogram):
+            histogram = LogitHistogram()
+            for batch in data():
+                histogram.update(batch[0], batch[1], ignore_index)
+            data = histogram
+        elif not self.from_histogram and isinstance(data, LogitHistogram):
+            raise TypeError(f"{self.method} of {self.num_classes} classes: found a histogram; expected batches")
+        if isinstance(data, LogitHistogram):
+            data.require_both_classes(self.method)
+        try:
+            self._fit(data, 255 if ignore_index is None and self.num_classes > 1 else ignore_index)
+        except NoMinimumError:
+            raise InputError(self.method, "no minimum of the NLL was reached", "logits of a moderate scale") from None
+        return self
+
+    @abstractmethod
+    def _fit(self, data: Any, ignore_index: int | None) -> None:
+        """Compute every parameter, then set them."""
+
+    # ------------------------------------------------------------------ files
+
+    def check(self) -> None:
+        """Raise ValueError where the parameters make no sense; a file may hold anything."""
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """State that is too large for JSON."""
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in self.tables}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a file holds of it, `extra_state` left out."""
+        head = {"densecal": "calibrator", "version": VERSION, "method": self.method, "classes": self.num_classes}
+        return head | {name: self.get_buffer(name).tolist() for name in self.tables}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], where: str = "calibrator") -> Self:
+        """Make a calibrator from what `to_json` gave, or a stranger.
+
+        Args:
+            data: Decoded JSON.
+            where: What errors name as the file.
+        """
+        if data.get("method") != cls.method:
+            raise InputError(where, f"method {str(data.get('method'))[:100]!r}", repr(cls.method))
+        classes = data.get("classes")
+        if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MAX_CLASSES:
+            raise InputError(where, f"classes {str(classes)[:100]}", f"a whole number from 1 to {MAX_CLASSES}")
+        try:
+            made = cls(num_classes=classes) if cls.multiclass else cls()
+            if made.num_classes != classes:
+                raise ValueError(f"{classes} classes; expected {made.num_classes}")
+            for name in cls.tables:
+                made.set_table(name, _numbers(data.get(name), name, made.get_buffer(name).ndim))
+            made.check()
+        except InputError as error:
+            raise InputError(where, f"{error.where} {error.found}", error.expected) from None
+        except ValueError as error:
+            raise InputError(where, *_split(str(error))) from None
+        return made
+
+    def set_table(self, name: str, value: Any) -> None:
+        """Replace a buffer by numbers, kept in float64."""
+        device = self.get_buffer(name).device
+        setattr(self, name, torch.as_tensor(value, dtype=torch.float64).to(device))
+
+
+def pixel_chunks(batches: Batches, num_classes: int, ignore_index: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Valid pixels of one pass over K-class batches: float64 logits (N, K) and int64 labels (N,), bounded in size."""
+    size = max(1, _CHUNK // num_classes)
+    for batch in batches():
+        logits, masks = batch[0], batch[1]
+        if logits.ndim != 4 or logits.shape[1] != num_classes or masks.shape != logits[:, 0].shape:
+            raise ValueError(
+                f"logits of shape {tuple(logits.shape)} and masks of shape {tuple(masks.shape)}; expected "
+                f"(B, {num_classes}, H, W) and (B, H, W)"
+            )
+        for image, mask in zip(logits.flatten(2), masks.flatten(1), strict=True):
+            for first in range(0, mask.numel(), size):
+                z, y = image[:, first : first + size].T.double(), mask[first : first + size].long()
+                if ignore_index is not None:
+                    valid = y != ignore_index
+                    z, y = z[valid], y[valid]
+                if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+                    found = f"labels from {int(y.min())} to {int(y.max())}"
+                    raise InputError("masks", found, f"0 to {num_classes - 1}, or {ignore_index} for void")
+                yield z, y
+
+
+def _numbers(value: Any, name: str, ndim: int) -> float | list[float]:
+    """A finite number, or a list of them, from untrusted JSON."""
+    if ndim == 0:
+        return _number(value, name)
+    if not isinstance(value, list):
+        raise ValueError(f"{name} of type {type(value).__name__}; expected a list of numbers")
+    if not 0 < len(value) <= MAX_NUMBERS:
+        raise ValueError(f"{name} of {len(value):,} numbers; expected 1 to {MAX_NUMBERS:,}")
+    return [_number(entry, name) for entry in value]
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} {str(value)[:50]!r}; expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} {str(value)[:50]}; expected a finite number")
+    return number
+
+
+def _split(text: str) -> tuple[str, str]:
+    found, _, expected = text.partition("; expected ")
+    return found, expected or "parameters of a calibrator"

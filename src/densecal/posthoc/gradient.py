@@ -1,0 +1,73 @@
+"""Fitting the calibrators that are small networks: gradient steps on batches, on a copy until they succeed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from densecal.errors import InputError
+from densecal.posthoc.base import Batch, Batches, Calibrator
+
+C = TypeVar("C", bound=Calibrator)
+Loss = Callable[[C, Batch], Tensor]
+
+
+def trained(
+    network: C,
+    batches: Batches,
+    loss: Loss[C],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    epochs: int,
+    **settings: float,
+) -> C:
+    """A trained copy of a network; the network itself is not touched.
+
+    Args:
+        network: Where to start.
+        batches: Starts a pass over the data, one an epoch.
+        loss: Mean loss of a batch.
+        optimizer: Its class; the learning rate falls along a half cosine, epoch by epoch.
+        epochs: Passes over the data.
+        **settings: Of the optimizer, ``lr`` among them.
+    """
+    student = copy.deepcopy(network).requires_grad_(True).train()
+    device = next(student.parameters()).device
+    steps = optimizer(student.parameters(), **settings)
+    steps_made = 0
+    for epoch in range(epochs):
+        for group in steps.param_groups:
+            group["lr"] = settings["lr"] * (1.0 + math.cos(math.pi * epoch / epochs)) / 2.0
+        for batch in batches():
+            value = loss(student, _moved(Batch(*batch), device, network))
+            if not bool(value.isfinite()):
+                raise InputError(network.method, f"a loss of {value.item()}", "finite logits and a smaller lr")
+            steps.zero_grad(set_to_none=True)
+            value.backward()  # type: ignore[no-untyped-call]
+            steps.step()
+            steps_made += 1
+    if not steps_made:
+        raise InputError(network.method, "no batches", "pixels to fit on")
+    return student.requires_grad_(False).eval()
+
+
+def pixel_nll(z: Tensor, masks: Tensor, ignore_index: int | None) -> Tensor:
+    """Mean NLL over the valid pixels of a batch; 0 where there are none."""
+    valid = torch.ones_like(masks, dtype=torch.bool) if ignore_index is None else masks != ignore_index
+    labels = torch.where(valid, masks, 0)
+    if z.shape[1] == 1:
+        values = binary_cross_entropy_with_logits(z, (labels > 0.5).to(z.dtype), reduction="none")
+    else:
+        values = cross_entropy(z, labels.long(), reduction="none")
+    return (values * valid).sum() / valid.sum().clamp(min=1)
+
+
+def _moved(batch: Batch, device: torch.device, network: Calibrator) -> Batch:
+    if batch.images is None:
+        raise InputError(network.method, "batches without images", "logits, masks and images")
+    return Batch(batch.logits.to(device).float(), batch.masks.to(device), batch.images.to(device).float())

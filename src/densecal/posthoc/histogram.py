@@ -1,0 +1,84 @@
+"""Histogram binning: every bin of p gives the frequency of foreground in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from densecal.errors import InputError
+from densecal.posthoc.base import MAX_NUMBERS, Calibrator
+from densecal.posthoc.logit_histogram import Floats, logit
+from densecal.posthoc.registry import register
+
+
+@register("histogram")
+class HistogramBinning(Calibrator):
+    """A step function of p: the share of foreground in the bin that p lies in; the pixels above 0.5 may change.
+
+    Bins are [l, u) with 1.0 in the last. Of equal-width bins an empty one gives its centre. Bins of equal mass end
+    between two values of p, where the count is nearest to its share: ties stay together, so bins can be fewer than
+    asked for. Edges are kept as logits.
+
+    Args:
+        bins: Number of bins.
+        mass: Bins of equal mass in place of equal width.
+    """
+
+    tables = ("edges", "values")
+    edges: Tensor
+    values: Tensor
+
+    def __init__(self, bins: int = 10, mass: bool = False) -> None:
+        super().__init__()
+        if not 2 <= bins <= MAX_NUMBERS:
+            raise InputError("histogram: bins", str(bins), f"2 to {MAX_NUMBERS:,}")
+        self.bins, self.mass = bins, mass
+        self.register_buffer("edges", equal_width_edges(bins))
+        self.register_buffer("values", centres(bins))
+
+    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+        """The value of the bin of z."""
+        return self.values.to(z.dtype)[torch.bucketize(z, self.edges.to(z.dtype), right=True)]
+
+    def check(self) -> None:
+        """One value more than edges; edges rise; values are probabilities."""
+        if self.values.numel() != self.edges.numel() + 1:
+            raise ValueError(f"{self.values.numel()} values; expected {self.edges.numel() + 1}, one more than edges")
+        if bool((self.edges.diff() <= 0).any()):
+            raise ValueError("edges that do not rise; expected rising logits")
+        if self.values.min() < 0 or self.values.max() > 1:
+            raise ValueError("values outside [0, 1]; expected probabilities")
+
+    def _fit(self, data: Any, ignore_index: int | None) -> None:
+        z, n, k = data.by_logit()
+        edges = equal_mass_edges(z, n, self.bins) if self.mass else equal_width_edges(self.bins).numpy()
+        if len(edges) == 0:
+            raise InputError("histogram", "one value at nearly all pixels", "maps with more levels, or equal width")
+        bin_ = np.searchsorted(edges, z, side="right")
+        pixels, positives = (np.bincount(bin_, weights, len(edges) + 1) for weights in (n, k))
+        empty = centres(len(edges) + 1).numpy()  # bins of equal mass are never empty
+        self.set_table("values", np.where(pixels > 0, positives / np.maximum(pixels, 1.0), empty))
+        self.set_table("edges", edges)
+
+
+def equal_width_edges(bins: int) -> Tensor:
+    """Logits of the inner edges of equal-width bins of p."""
+    return logit(torch.arange(1, bins, dtype=torch.float64) / bins)
+
+
+def centres(bins: int) -> Tensor:
+    """Centres of equal-width bins of p."""
+    return (torch.arange(bins, dtype=torch.float64) + 0.5) / bins
+
+
+def equal_mass_edges(z: Floats, n: Floats, bins: int) -> Floats:
+    """Inner edges, half-way between two neighbouring z, that divide the pixels most evenly."""
+    below = np.cumsum(n)[:-1]
+    wanted = np.arange(1, bins) / bins * n.sum()
+    right = np.searchsorted(below, wanted).clip(0, len(below) - 1) if len(below) else np.empty(0, np.int64)
+    left = (right - 1).clip(0)
+    nearest = np.unique(np.where(wanted - below[left] <= below[right] - wanted, left, right)) if len(below) else left
+    return np.asarray((z[nearest] + z[nearest + 1]) / 2.0, dtype=np.float64)

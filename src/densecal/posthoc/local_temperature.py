@@ -1,0 +1,92 @@
+"""Local temperature scaling: a small network gives every pixel a temperature of its own (Ding 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from densecal.errors import InputError
+from densecal.posthoc.base import Batch, Calibrator
+from densecal.posthoc.gradient import pixel_nll, trained
+from densecal.posthoc.registry import register
+from densecal.posthoc.temperature import Temperature
+
+_FLOOR = 1e-6
+
+
+def _window(channels: int, outputs: int) -> nn.Conv2d:
+    """5 x 5 taps, every second pixel."""
+    return nn.Conv2d(channels, outputs, 5, padding=4, dilation=2, padding_mode="reflect")
+
+
+@register("local-temperature")
+class LocalTemperature(Calibrator):
+    """p' = sigmoid(z / T(x)), or softmax, with a map T(x) > 0 from logits and image; the chosen class never changes.
+
+    Four convolutions of the logits are mixed by gates, pair by pair, then mixed with a convolution of the image; the
+    result m(x) moves the global temperature T: T(x) = softplus(m(x) + softplus^-1(T)). Two departures from the
+    source: its relu(m + 1) starts at 2, this at T, so a fit starts where temperature scaling ends; its gates start at
+    0, where branches that start equal stay equal for ever, these at small random weights. One logit enters as
+    (z, |z|), K as log p. Maps must be larger than 4 x 4.
+
+    Args:
+        num_classes: 1 for one sigmoid logit, K for K softmax logits.
+        epochs: Passes over the data (the source: up to 200).
+        lr: Learning rate of Adam.
+        seed: Of the gates' first weights.
+    """
+
+    multiclass = True
+    needs_images = True
+    tables = ("start",)
+    start: Tensor
+
+    def __init__(self, num_classes: int = 1, epochs: int = 20, lr: float = 1e-4, seed: int = 0) -> None:
+        super().__init__(num_classes)
+        if epochs < 1 or not lr > 0:
+            raise InputError("local-temperature: epochs, lr", f"{epochs}, {lr}", "at least 1, above 0")
+        self.epochs, self.lr, self.seed = epochs, lr, seed
+        channels = 2 if num_classes == 1 else num_classes
+        self.register_buffer("start", torch.ones((), dtype=torch.float64))
+        self.branches, self.gates, self.picture = _window(channels, 4), _window(channels, 4), _window(3, 1)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        draw = torch.randn(self.gates.weight.shape, generator=torch.Generator().manual_seed(seed))
+        self.gates.weight.data.copy_(0.01 * draw)
+        self.requires_grad_(False)
+
+    def temperatures(self, z: Tensor, images: Tensor) -> Tensor:
+        """T(x), (B, 1, H, W)."""
+        features = torch.cat([z, z.abs()], dim=1) if self.num_classes == 1 else z.log_softmax(dim=1)
+        features = features.to(self.gates.weight.dtype)
+        t1, t2, t3, t4 = self.branches(features).split(1, dim=1)
+        g1, g2, g3, g4 = self.gates(features).sigmoid().split(1, dim=1)
+        m1, m2 = g1 * t1 + (1 - g1) * t2, g2 * t3 + (1 - g2) * t4
+        m = g3 * m1 + (1 - g3) * m2
+        m = g4 * m + (1 - g4) * self.picture(images.to(features.dtype))
+        offset = self.start + torch.log(-torch.expm1(-self.start))
+        return softplus(m.to(z.dtype) + offset.to(z.dtype)) + _FLOOR
+
+    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+        """Sigmoid or softmax of z / T(x)."""
+        assert images is not None
+        return self.squashed(z / self.temperatures(z, images))
+
+    def check(self) -> None:
+        """The global temperature must be positive."""
+        if not self.start > 0:
+            raise ValueError(f"start {float(self.start)}; expected a number above 0")
+
+    def _fit(self, data: Any, ignore_index: int | None) -> None:
+        def loss(network: LocalTemperature, batch: Batch) -> Tensor:
+            assert batch.images is not None
+            z = batch.logits / network.temperatures(batch.logits, batch.images)
+            return pixel_nll(z, batch.masks, ignore_index)
+
+        begin = LocalTemperature(self.num_classes, seed=self.seed).to(self.start.device)
+        begin.set_table("start", Temperature(self.num_classes).fit(data, ignore_index).temperature)
+        found = trained(begin, data, loss, torch.optim.Adam, self.epochs, lr=self.lr)
+        self.load_state_dict(found.state_dict())

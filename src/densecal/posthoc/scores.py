@@ -1,0 +1,63 @@
+"""What a fit has gained: NLL and ECE before and after, from the data it was fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.levels import NLL_FLOOR
+from densecal.metrics.sketch import equal_width_index
+from densecal.posthoc.base import Batch, Batches, Calibrator
+from densecal.posthoc.logit_histogram import LogitHistogram
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Figures of one set of probabilities.
+
+    Attributes:
+        nll: Mean NLL, probabilities clipped at 1e-7.
+        ece: ECE of the winning class, ten equal-width bins.
+    """
+
+    nll: float
+    ece: float
+
+
+def score_histogram(histogram: LogitHistogram, calibrator: Calibrator | None = None) -> Scores:
+    """Scores of sigmoid(z), or of a calibrator of one logit, from a histogram.
+
+    Pixels of a fine bin are taken at their mean logit: exact for 8- and 16-bit maps, and within 1e-4 for floats.
+    """
+    z, y, n = (torch.from_numpy(column) for column in histogram.by_label())
+    p = z.sigmoid() if calibrator is None else _on_cpu(calibrator, z)
+    p_t = torch.where(y == 1, p, 1.0 - p).clamp(NLL_FLOOR, 1.0 - NLL_FLOOR)
+    confidence, right = torch.maximum(p, 1.0 - p), (p > 0.5) == (y == 1)
+    gap = n * (confidence - right.double())
+    by_bin = torch.bincount(equal_width_index(confidence, BINS), gap, BINS)
+    total = float(n.sum())
+    return Scores(nll=-float(n @ p_t.log()) / total, ece=float(by_bin.abs().sum()) / total)
+
+
+@torch.no_grad()
+def score_batches(batches: Batches, calibrator: Calibrator, ignore_index: int | None = None) -> tuple[Scores, Scores]:
+    """Scores before and after, in one pass."""
+    meters = [CalibrationMeter(BINS, calibrator.num_classes, ignore_index=ignore_index, boundary=False) for _ in "ab"]
+    for item in batches():
+        batch = Batch(*item)
+        meters[0].update(logits=batch.logits, masks=batch.masks)
+        meters[1].update(calibrator(batch.logits, batch.images), batch.masks)
+    results = [meter.compute() for meter in meters]
+    before, after = (Scores(result.nll, result.ece_ew) for result in results)
+    return before, after
+
+
+def _on_cpu(calibrator: Calibrator, z: Tensor) -> Tensor:
+    device = next(iter(calibrator.buffers())).device
+    with torch.no_grad():
+        return calibrator(z.to(device).view(1, 1, 1, -1)).flatten().cpu()  # type: ignore[no-any-return]

@@ -1,0 +1,148 @@
+"""Temperature scaling: one number for all logits, found in 1/T, where the NLL is convex (Guo 2017)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import expit
+from torch import Tensor
+
+from densecal.errors import InputError
+from densecal.posthoc.base import Batches, Calibrator, pixel_chunks
+from densecal.posthoc.logit_histogram import Floats, LogitHistogram
+from densecal.posthoc.registry import register
+
+MAX_PASSES = 60
+
+
+@register("temperature")
+class Temperature(Calibrator):
+    """p' = sigmoid(z / T), or softmax(z / T); the chosen class never changes.
+
+    T > 0 minimises the NLL, a convex function of s = 1/T: one logit by bracketing on a histogram, K logits by Newton
+    steps inside a bracket, a pass over the data each (about six).
+
+    Args:
+        num_classes: 1 for one sigmoid logit, K for K softmax logits.
+    """
+
+    multiclass = True
+    tables = ("temperature",)
+    temperature: Tensor
+
+    def __init__(self, num_classes: int = 1) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+
+    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+        """Sigmoid or softmax of z / T."""
+        return self.squashed(z / self.temperature.to(z.dtype))
+
+    def check(self) -> None:
+        """T must be positive."""
+        if not self.temperature > 0:
+            raise ValueError(f"temperature {float(self.temperature)}; expected a number above 0")
+
+    def _fit(self, data: Any, ignore_index: int | None) -> None:
+        s = _from_batches(data, self.num_classes, ignore_index) if self.num_classes > 1 else _from_histogram(data)
+        self.set_table("temperature", 1.0 / s)
+
+
+def _from_histogram(histogram: LogitHistogram) -> float:
+    """The root s of f(s) = mean((sigmoid(s z) - y) z), which rises with s."""
+    z, y, n = histogram.by_label()
+    _check_solvable(bool(np.any((2 * y - 1) * z < 0)), slope_at_zero=float(n @ ((0.5 - y) * z)))
+    f = _slope(z, y, n)
+    low, high = 1.0, 1.0
+    while f(low) >= 0:
+        low /= 2.0
+    while f(high) <= 0:
+        high *= 2.0
+    return float(brentq(f, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
+
+
+def _slope(z: Floats, y: Floats, n: Floats) -> Any:
+    share = n / n.sum()
+    positive = y == 1
+
+    def f(s: float) -> float:
+        # sigmoid(s z) - 1 as -sigmoid(-s z): no cancellation where the sigmoid is near 1
+        residual = np.where(positive, -expit(-s * z), expit(s * z))
+        return float(share @ (residual * z))
+
+    return f
+
+
+class _Sums(NamedTuple):
+    """Sums over the pixels of a pass; the slopes are those of the NLL in s."""
+
+    pixels: float
+    slope: float
+    curvature: float
+    slope_at_zero: float
+    wrong: float
+
+
+def _from_batches(batches: Batches, num_classes: int, ignore_index: int | None) -> float:
+    """Newton's method in s, kept inside the bracket that the signs of the slopes give."""
+    low, high, s = 0.0, math.inf, 1.0
+    for count in range(MAX_PASSES):
+        sums = _pass(batches, num_classes, ignore_index, s)
+        if count == 0:
+            _check_pixels(sums)
+            _check_solvable(sums.wrong > 0, sums.slope_at_zero)
+        if sums.slope < 0:
+            low = s
+        else:
+            high = s
+        new = s - sums.slope / sums.curvature if sums.curvature > 0 else math.nan
+        if not low <= new <= high:
+            new = 2.0 * s if high == math.inf else (low + high) / 2.0
+        if abs(new - s) <= 1e-6 * s:  # the error of the step just made is of the order of its square
+            return new
+        s = new
+    raise InputError("temperature", f"no minimum after {MAX_PASSES} passes", "logits of a moderate scale")
+
+
+def _pass(batches: Batches, num_classes: int, ignore_index: int | None, s: float) -> _Sums:
+    total = torch.zeros(5, dtype=torch.float64)
+    for z, y in pixel_chunks(batches, num_classes, ignore_index):
+        z = z - z.amax(dim=1, keepdim=True)
+        p = (s * z).softmax(dim=1)
+        mean = (p * z).sum(dim=1, keepdim=True)
+        z_y = z.gather(1, y[:, None])
+        sums = (
+            torch.full_like(z_y, 1.0).sum(),
+            (mean - z_y).sum(),
+            (p * (z - mean).square()).sum(),
+            (z.mean(dim=1, keepdim=True) - z_y).sum(),
+            (z_y < 0).sum(),
+        )
+        total += torch.stack([value.double() for value in sums]).cpu()
+    return _Sums(*total.tolist())
+
+
+def _check_pixels(sums: _Sums) -> None:
+    if sums.pixels == 0:
+        raise InputError("temperature", "no valid pixels", "pixels to fit on")
+    if not all(map(math.isfinite, sums)):
+        raise InputError("temperature", "NaN or infinite logits", "finite logits")
+
+
+def _check_solvable(some_wrong: bool, slope_at_zero: float) -> None:
+    if not some_wrong:
+        raise InputError(
+            "temperature",
+            "logits that choose the right class at every pixel, for which the best T is 0",
+            "data on which the model is sometimes wrong",
+        )
+    if slope_at_zero >= 0:
+        raise InputError(
+            "temperature",
+            "logits that point away from the labels, for which the best T is infinite",
+            "logits that are right more often than wrong (inverted maps?)",
+        )

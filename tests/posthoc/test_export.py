@@ -1,0 +1,74 @@
+"""Calibrators inside other people's tools: ONNX, copies, and no gradient of their own."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from densecal.posthoc import create
+
+from .common import class_batches, crooked, histogram_of
+
+CASES = ["temperature", "platt", "isotonic", "histogram", "beta", "vector", "local-temperature", "selective"]
+FAST = ["isotonic"]
+"""An export takes seconds; this one holds the operations that are hardest to export."""
+SLOW = sorted(set(CASES) - set(FAST))
+
+
+def made(name):
+    """A calibrator with parameters that are not the first ones."""
+    if name == "vector":
+        return create(name, num_classes=3).fit(lambda: class_batches(classes=3))
+    calibrator = create(name)
+    if not calibrator.needs_images:
+        return calibrator.fit(histogram_of(*crooked(3000)))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in calibrator.parameters():
+        parameter.data.normal_(generator=generator).mul_(0.1)
+    return calibrator
+
+
+class Model(nn.Module):
+    """What an export holds: a network, then its calibrator."""
+
+    def __init__(self, calibrator):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Conv2d(3, calibrator.num_classes, 3, padding=1)
+        self.calibrator = calibrator
+
+    def forward(self, images):
+        return self.calibrator(5 * self.head(images), images)
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_onnx_gives_the_same_probabilities_at_any_size(name, tmp_path):
+    import onnxruntime as ort
+
+    model = Model(made(name)).eval()
+    side = {0: torch.export.Dim("b", min=1, max=64)}
+    side |= {2: torch.export.Dim("h", min=8, max=4096), 3: torch.export.Dim("w", min=8, max=4096)}
+    torch.onnx.export(
+        model, (torch.rand(2, 3, 16, 20),), tmp_path / "m.onnx", dynamo=True, dynamic_shapes=(side,), verbose=False
+    )
+    session = ort.InferenceSession(tmp_path / "m.onnx")
+    for shape in ((2, 3, 16, 20), (1, 3, 33, 17)):
+        images = torch.rand(shape)
+        (theirs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        ours = model(images).detach().numpy()
+        different = np.abs(theirs - ours) > 2e-5
+        # a pixel on the edge of a step may fall on its other side
+        assert different.mean() <= (0.005 if name in ("histogram", "selective") else 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_calibrator_is_a_module_like_any_other(name):
+    """`torch.export` refuses whatever looks at a value on the host."""
+    calibrator = made(name)
+    logits, images = torch.randn(2, calibrator.num_classes, 12, 9), torch.rand(2, 3, 12, 9)
+    assert torch.equal(copy.deepcopy(calibrator)(logits, images), calibrator(logits, images))
+    assert not any(parameter.requires_grad for parameter in calibrator.parameters())
+    traced = torch.export.export(calibrator, (logits, images))
+    assert torch.allclose(traced.module()(logits, images), calibrator(logits, images), atol=1e-6)

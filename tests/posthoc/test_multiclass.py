@@ -1,0 +1,167 @@
+"""Temperature and vector scaling of K classes: a few passes, the minimum, and failures that change nothing."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from densecal.errors import InputError
+from densecal.posthoc import Batch, create
+from densecal.posthoc.scores import score_batches
+
+from .common import class_batches
+
+
+def counted(batches):
+    """The batches as a callable that counts its passes."""
+
+    def start():
+        start.passes += 1
+        return iter(batches)
+
+    start.passes = 0
+    return start
+
+
+def flat(batches):
+    """Log-probabilities (N, K) and labels (N,) of the valid pixels."""
+    z = torch.cat([batch.logits.permute(0, 2, 3, 1).flatten(0, 2) for batch in batches])
+    y = torch.cat([batch.masks.flatten() for batch in batches])
+    return log_softmax(z[y != 255].numpy(), axis=1), y[y != 255].numpy()
+
+
+def nll(z, y):
+    return -log_softmax(z, axis=1)[np.arange(len(y)), y].mean()
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 2.0, 20.0])
+@pytest.mark.parametrize("void", [False, True])
+def test_temperature_is_the_minimum_in_a_few_passes(temperature, void):
+    batches = class_batches(temperature=temperature, void=void)
+    start = counted(batches)
+    fitted = create("temperature", num_classes=4).fit(start)
+    z, y = flat(batches)
+    s = 1 / float(fitted.temperature)
+    p = np.exp(log_softmax(s * z, axis=1))
+    slope = ((p * z).sum(axis=1) - z[np.arange(len(y)), y]).mean()
+    assert abs(slope) < 1e-9 * temperature
+    assert float(fitted.temperature) == pytest.approx(temperature, rel=0.15)
+    assert start.passes <= 12
+
+
+def test_two_classes_are_the_same_as_one_logit():
+    batches = class_batches(classes=2)
+    binary = [Batch((b.logits[:, 1] - b.logits[:, 0])[:, None], b.masks[:, None]) for b in batches]
+    two = create("temperature", num_classes=2).fit(lambda: batches)
+    one = create("temperature").fit(lambda: binary)
+    assert float(two.temperature) == pytest.approx(float(one.temperature), rel=1e-9)
+    assert torch.allclose(two(batches[0].logits)[:, 1:], one(binary[0].logits))
+
+
+def test_vector_is_the_minimum_a_general_minimiser_finds():
+    batches = class_batches(classes=3, void=True)
+    start = counted(batches)
+    fitted = create("vector", num_classes=3).fit(start)
+    z, y = flat(batches)
+    found = minimize(lambda x: nll(z * x[:3] + x[3:], y), [1.0] * 3 + [0.0] * 3, method="BFGS", options={"gtol": 1e-8})
+    ours = nll(z * fitted.weight.numpy() + fitted.bias.numpy(), y)
+    assert ours == pytest.approx(found.fun, abs=1e-10)
+    assert ours <= found.fun + 1e-12
+    assert fitted.weight.tolist() == pytest.approx(found.x[:3], abs=1e-4)
+    assert float(fitted.bias.sum()) == pytest.approx(0, abs=1e-9)
+    assert (fitted.bias.numpy() - fitted.bias[0].item()).tolist() == pytest.approx(found.x[3:] - found.x[3], abs=1e-4)
+    assert start.passes <= 12
+
+
+def test_vector_ignores_what_softmax_ignores():
+    batches = class_batches(classes=3)
+    shifted = [Batch(b.logits + 5 * torch.randn_like(b.logits[:, :1]), b.masks) for b in batches]
+    fitted = create("vector", num_classes=3).fit(lambda: batches)
+    again = create("vector", num_classes=3).fit(lambda: shifted)
+    assert torch.allclose(fitted.weight, again.weight, atol=1e-8)
+    assert torch.allclose(fitted(batches[0].logits), fitted(shifted[0].logits), atol=1e-12)
+
+
+def test_scores_before_and_after():
+    batches = class_batches(temperature=3.0, void=True)
+    for name in ("temperature", "vector"):
+        fitted = create(name, num_classes=4).fit(lambda: batches)
+        before, after = score_batches(lambda: batches, fitted, 255)
+        z, y = flat(batches)
+        clipped = np.maximum(log_softmax(z, axis=1)[np.arange(len(y)), y], np.log(1e-7))
+        assert before.nll == pytest.approx(-clipped.mean(), rel=1e-9)
+        assert after.nll < before.nll
+        assert after.ece < before.ece
+
+
+def test_outputs_are_probabilities_of_every_class():
+    batches = class_batches()
+    for name in ("temperature", "vector"):
+        fitted = create(name, num_classes=4).fit(lambda: batches)
+        p = fitted(batches[0].logits.float())
+        assert p.shape == batches[0].logits.shape
+        assert p.dtype == torch.float32
+        assert torch.allclose(p.sum(1), torch.ones(()), atol=1e-6)
+    temperature = create("temperature", num_classes=4).fit(lambda: batches)
+    assert torch.equal(temperature(batches[0].logits).argmax(1), batches[0].logits.argmax(1))
+
+
+def right(batches):
+    return [Batch(b.logits, b.logits.argmax(1)) for b in batches]
+
+
+def without_class_2(batches):
+    return [Batch(b.logits, torch.where(b.masks == 2, 255, b.masks)) for b in batches]
+
+
+def nothing(batches):
+    return [Batch(b.logits, torch.full_like(b.masks, 255)) for b in batches]
+
+
+def broken(batches):
+    return [Batch(b.logits / 0, b.masks) for b in batches]
+
+
+def inverted(batches):
+    return [Batch(-b.logits, b.masks) for b in batches]
+
+
+def bad_labels(batches):
+    return [Batch(b.logits, b.masks + 1) for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("temperature", right, "best T is 0"),
+        ("temperature", inverted, "best T is infinite"),
+        ("temperature", nothing, "no valid pixels"),
+        ("temperature", broken, "NaN or infinite"),
+        ("temperature", bad_labels, "labels from 1 to 4; expected 0 to 3, or 255"),
+        ("vector", right, "best weights are infinite"),
+        ("vector", without_class_2, "no pixel of class 2"),
+        ("vector", nothing, "no pixel of class 0, 1, 2, 3"),
+        ("vector", broken, "NaN or infinite"),
+    ],
+)
+def test_a_failed_fit_says_why_and_changes_nothing(name, change, message):
+    calibrator = create(name, num_classes=4).fit(class_batches)
+    before = copy.deepcopy(calibrator.state_dict())
+    with pytest.raises(InputError, match=message):
+        calibrator.fit(lambda: change(class_batches()))
+    assert all(torch.equal(before[key], value) for key, value in calibrator.state_dict().items())
+
+
+def test_a_histogram_is_not_enough_for_k_classes():
+    from densecal.posthoc import LogitHistogram
+
+    with pytest.raises(TypeError, match="found a histogram; expected batches"):
+        create("temperature", num_classes=3).fit(LogitHistogram())
+
+
+def test_shapes_must_fit():
+    with pytest.raises(ValueError, match=r"expected \(B, 4, H, W\) and \(B, H, W\)"):
+        create("temperature", num_classes=4).fit(lambda: class_batches(classes=3))

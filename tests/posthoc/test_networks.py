@@ -1,0 +1,185 @@
+"""The two small networks: where they start, what they learn, and what they leave alone."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from densecal.errors import InputError
+from densecal.posthoc import Batch, LogitHistogram, create
+from densecal.posthoc.scores import score_batches
+from densecal.posthoc.selective import mistakes
+
+NETWORKS = ("local-temperature", "selective")
+
+
+def picture_tells(seed=0, images=6, size=24):
+    """Logits that are honest where the image is dark and four times too large where it is bright."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(images):
+        z = 2 * torch.randn(1, 1, size, size, generator=generator)
+        y = (torch.rand(z.shape, generator=generator) < z.sigmoid()).long()
+        bright = torch.zeros(1, 3, size, size)
+        bright[..., size // 2 :] = 1.0
+        batches.append(Batch(torch.where(bright[:, :1] > 0.5, 4 * z, z), y, bright))
+    return batches
+
+
+def mistakes_are_red(classes=1, seed=0, images=6, size=24):
+    """Confident logits that are wrong on the red pixels and right elsewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(images):
+        red = torch.rand(1, size, size, generator=generator) < 0.2
+        image = torch.rand(1, 3, size, size, generator=generator) * 0.3
+        image[:, 0] += 0.6 * red
+        if classes == 1:
+            z = 3 * torch.randn(1, 1, size, size, generator=generator)
+            masks = ((z > 0) != red[:, None]).long()
+        else:
+            z = 3 * torch.randn(1, classes, size, size, generator=generator)
+            masks = (z.argmax(1) + red.long()) % classes
+        batches.append(Batch(z, masks, image))
+    return batches
+
+
+def test_local_temperature_vector(vectors):
+    case = vectors["local_temperature"]
+    z, y, t = (torch.tensor(case["inputs"][key], dtype=torch.float64) for key in ("z", "y", "T"))
+    nll = binary_cross_entropy_with_logits(z / t, y)
+    assert float(nll) == pytest.approx(case["expected"]["nll"], rel=1e-12)
+
+    calibrator = create("local-temperature")
+    calibrator.temperatures = lambda z, images: t
+    p = calibrator(z[None, None], torch.zeros(1, 3, 4, 4))[0, 0]
+    assert float(-torch.where(y == 1, p, 1 - p).log().mean()) == pytest.approx(case["expected"]["nll"], rel=1e-12)
+
+
+def test_selective_vector(vectors):
+    case = vectors["selective_scaling"]
+    z, y = (torch.tensor(case["inputs"][key], dtype=torch.float64).view(1, 1, 4, 8) for key in ("z", "y"))
+    calibrator = create("selective", temperature=case["params"]["T_wrong"])
+    calibrator.suspicion = lambda z, images: 1 - z.abs()
+    assert int((calibrator.suspicion(z, None) > 0).sum()) == case["expected"]["n_flagged"]
+    p = calibrator(z, torch.zeros(1, 3, 4, 8))
+    assert float(-torch.where(y == 1, p, 1 - p).log().mean()) == pytest.approx(case["expected"]["nll"], rel=1e-12)
+
+
+def test_local_temperature_starts_at_the_global_one():
+    batches = picture_tells()
+    best = create("temperature").fit(lambda: batches).temperature
+    fitted = create("local-temperature", epochs=1, lr=1e-12).fit(lambda: batches)
+    t = fitted.temperatures(batches[0].logits, batches[0].images)
+    assert torch.allclose(t, best.float(), rtol=1e-4)
+
+
+def test_local_temperature_learns_what_the_image_says():
+    fitted = create("local-temperature", epochs=30, lr=3e-3).fit(picture_tells)
+    before, after = score_batches(picture_tells, fitted)
+    one = create("temperature").fit(picture_tells)
+    assert after.nll < score_batches(picture_tells, one)[1].nll - 0.01
+    assert after.nll < before.nll
+    other = picture_tells(seed=9)[0]
+    t = fitted.temperatures(other.logits, other.images)[0, 0]
+    assert t[:, 16:].mean() > 1.2 * t[:, :8].mean()
+    assert float(t.min()) > 0
+
+
+def test_the_branches_of_local_temperature_do_not_stay_equal():
+    fitted = create("local-temperature", epochs=2, lr=1e-3).fit(picture_tells)
+    weights = fitted.branches.weight
+    assert not torch.equal(weights[0], weights[1])
+    assert float(fitted.gates.weight.std()) > 0
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_selective_finds_the_mistakes_that_can_be_seen(classes):
+    def batches():
+        return mistakes_are_red(classes)
+
+    fitted = create("selective", num_classes=classes, temperature=4.0, epochs=15, lr=1e-2).fit(batches)
+    other = mistakes_are_red(classes, seed=9)[0]
+    wrong, _ = mistakes(other, None)
+    flagged = fitted.suspicion(other.logits, other.images) > 0
+    assert float((flagged == wrong).float().mean()) > 0.95
+    before, after = score_batches(batches, fitted)
+    assert after.nll < before.nll
+
+
+def test_selective_divides_by_t2_where_flagged_and_only_there():
+    fitted = create("selective", temperature=3.0, epochs=10, lr=1e-2).fit(mistakes_are_red)
+    batch = mistakes_are_red(seed=3)[0]
+    flagged = fitted.suspicion(batch.logits, batch.images) > 0
+    p = fitted(batch.logits, batch.images)
+    assert torch.allclose(p, torch.where(flagged, batch.logits / 3, batch.logits).sigmoid())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_chosen_class_never_changes(name, classes):
+    fitted = create(name, num_classes=classes, epochs=1).fit(lambda: mistakes_are_red(classes))
+    batch = mistakes_are_red(classes, seed=5)[0]
+    p = fitted(batch.logits, batch.images)
+    assert p.shape == batch.logits.shape
+    if classes == 1:
+        assert torch.equal(p > 0.5, batch.logits > 0)
+    else:
+        assert torch.equal(p.argmax(1), batch.logits.argmax(1))
+        assert torch.allclose(p.sum(1), torch.ones(()), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_void_pixels_teach_nothing(name):
+    def clean():
+        return mistakes_are_red()
+
+    def with_void():
+        for batch in mistakes_are_red():
+            masks, logits = batch.masks.clone(), batch.logits
+            masks[..., :4] = 1 - masks[..., :4]
+            masks[..., 0] = 255
+            yield Batch(logits, torch.where(masks == 1 - batch.masks, 255, masks), batch.images)
+
+    a = create(name, epochs=1).fit(with_void, ignore_index=255)
+    assert all(bool(tensor.isfinite().all()) for tensor in a.state_dict().values())
+    only_void = [Batch(b.logits, torch.full_like(b.masks, 255), b.images) for b in clean()]
+    if name == "local-temperature":
+        with pytest.raises(InputError, match="no pixels"):
+            create(name).fit(lambda: only_void, ignore_index=255)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fits_are_repeatable_and_start_afresh(name):
+    a = create(name, epochs=2).fit(mistakes_are_red)
+    b = copy.deepcopy(a).fit(mistakes_are_red)
+    assert all(torch.equal(a.state_dict()[key], b.state_dict()[key]) for key in a.state_dict())
+    assert not any(parameter.requires_grad for parameter in a.parameters())
+    assert not a.training or name == "local-temperature"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_failed_fit_changes_nothing(name):
+    def breaks():
+        batches = mistakes_are_red()
+        yield from batches[:3]
+        yield Batch(batches[3].logits * float("nan"), batches[3].masks, batches[3].images)
+
+    calibrator = create(name, epochs=2).fit(mistakes_are_red)
+    before = copy.deepcopy(calibrator.state_dict())
+    with pytest.raises(ValueError, match=r"NaN|a loss of nan"):
+        calibrator.fit(breaks)
+    assert all(torch.equal(before[key], value) for key, value in calibrator.state_dict().items())
+    with pytest.raises(InputError, match="batches without images"):
+        calibrator.fit(lambda: [Batch(*b[:2]) for b in mistakes_are_red()])
+    with pytest.raises(InputError, match=r"no pixels|no batches"):
+        calibrator.fit(list)
+    with pytest.raises(TypeError, match="expected batches"):
+        calibrator.fit(LogitHistogram())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_images_are_asked_for(name):
+    with pytest.raises(ValueError, match="without images"):
+        create(name)(torch.zeros(1, 1, 8, 8))
