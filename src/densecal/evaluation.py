@@ -19,6 +19,7 @@ import numpy as np
 
 from densecal.data.images import IMAGE_SUFFIXES, MAP_SUFFIXES
 from densecal.errors import InputError
+from densecal.metrics.entropy import EntropySums
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 from densecal.scoring import FEW_LEVELS, Findings, Pair, Part, Settings, score_pairs
 
@@ -40,7 +41,8 @@ class Evaluation:
 
     Attributes:
         record: The JSON object: name, dataset, images, pixels, skipped, warnings, calibration, segmentation,
-            reliability, joint, curves.
+            reliability, joint, settings; for foreground maps also curves and thresholds; with ``settings.entropy``
+            also entropy.
         stems: Names of the scored images in the order of ``rows``.
         rows: Per-image table for paired intervals.
     """
@@ -79,10 +81,26 @@ def evaluate(
     Raises:
         InputError: A file is missing, unreadable or not what it should be.
     """
-    settings = settings or Settings()
     pairs, skipped = find_pairs(predictions, masks, skip_bad)
-    total = Total(settings)
-    done = 0
+    total, bad = score_all(pairs, settings or Settings(), workers, skip_bad, progress)
+    skipped += bad
+    if not total.stems:
+        raise InputError(predictions, "no map that could be scored", "at least one readable pair")
+    if not total.meter.sketch.image_rows()[:, 0].any():
+        raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
+    record = total.record(name or predictions.resolve().name, dataset or _dataset_name(masks), skipped)
+    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+
+
+def score_all(
+    pairs: list[Pair], settings: Settings, workers: int, skip_bad: bool, progress: Progress | None
+) -> tuple[Total, list[dict[str, str]]]:
+    """Score the pairs and add everything up.
+
+    Returns:
+        The sums, and what was skipped (empty unless ``skip_bad``).
+    """
+    total, skipped, done = Total(settings), [], 0
     for part in _parts(pairs, settings, workers, lambda: total.folded):
         if part.bad and not skip_bad:
             raise part.bad[0][1]
@@ -91,12 +109,7 @@ def evaluate(
         done += len(part.stems) + len(part.bad)
         if progress:
             progress(done, len(pairs))
-    if not total.stems:
-        raise InputError(predictions, "no map that could be scored", "at least one readable pair")
-    if not total.meter.sketch.image_rows()[:, 0].any():
-        raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
-    record = total.record(name or predictions.resolve().name, dataset or _dataset_name(masks), skipped)
-    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+    return total, skipped
 
 
 def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[list[Pair], list[dict[str, str]]]:
@@ -124,6 +137,12 @@ def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[
         raise InputError(lonely[0].where, lonely[0].found + more, lonely[0].expected)
     pairs = [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())]
     return pairs, [_skip(error) for error in lonely]
+
+
+def find_maps(predictions: Path) -> list[Pair]:
+    """The maps of a folder, for images without foreground."""
+    maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
+    return [Pair(stem, maps[stem], None) for stem in sorted(maps)]
 
 
 def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Path, Path]]:
@@ -185,6 +204,7 @@ class Total:
         )
         self.confusion = None if settings.binary else ConfusionMeter(settings.classes or 1)
         self.findings = Findings()
+        self.entropy = EntropySums()
         self.stems: list[str] = []
 
     @property
@@ -196,6 +216,7 @@ class Total:
         """Add the sums of some pairs."""
         self.stems += part.stems
         self.findings.add(part.findings)
+        self.entropy.merge(part.entropy)
         sketch = self.meter.sketch
         before = len(sketch.rows)
         float_rows: Iterator[Any] = iter(())
@@ -235,14 +256,18 @@ class Total:
             "segmentation": {},
             "reliability": _reliability(result),
             "joint": _joint(result),
+            "settings": {key: getattr(self.settings, key) for key in ("bins", "classes", "ignore_index")},
         }
         if self.segmentation is not None:
+            record["thresholds"] = _thresholds(result)
             scores = self.segmentation.compute()
             record["segmentation"] = scores.as_dict()
             curves = ("precision", "recall", "f_curve", "e_curve")
             record["curves"] = {curve: getattr(scores, curve).tolist() for curve in curves}
         if self.confusion is not None:
             record["segmentation"] = self.confusion.compute().as_dict()
+        if self.settings.entropy:
+            record["entropy"] = self.entropy.as_dict()
         return record
 
 
@@ -379,6 +404,23 @@ def _reliability(result: CalibrationResult) -> dict[str, Any]:
     if result.reliability_foreground is not None:
         record["foreground"] = listed(result.reliability_foreground)
     return record
+
+
+def _thresholds(result: CalibrationResult) -> dict[str, Any]:
+    """Pixels called foreground, p > t, at t = 0, 0.01, ..., 1: raw maps, all images pooled."""
+    from densecal.metrics.curves import Atoms
+
+    p = Atoms.sorted(*result.sketch.class_atoms(0))
+    up_to = np.searchsorted(p.value, np.arange(JOINT_CELLS + 1) / JOINT_CELLS, side="right")
+    pixels, positives = (np.concatenate([[0], np.cumsum(amount)]) for amount in (p.count, p.hits))
+    tp = positives[-1] - positives[up_to]
+    fp = pixels[-1] - pixels[up_to] - tp
+    return {
+        "true_positives": tp.tolist(),
+        "false_positives": fp.tolist(),
+        "positives": int(positives[-1]),
+        "negatives": int(pixels[-1] - positives[-1]),
+    }
 
 
 def _cells(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from densecal.data.images import MAX_PIXELS, read_foreground, read_map, read_mask
 from densecal.errors import InputError
+from densecal.metrics.entropy import EntropySums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
@@ -39,6 +40,8 @@ class Settings:
     classes: int | None = None
     ignore_index: int | None = None
     max_pixels: int = MAX_PIXELS
+    entropy: bool = False
+    """Also measure the entropy of foreground maps."""
 
     @property
     def binary(self) -> bool:
@@ -57,11 +60,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prediction map and its mask."""
+    """A prediction map and its mask; without one, every pixel is background."""
 
     stem: str
     prediction: Path
-    mask: Path
+    mask: Path | None
 
 
 @dataclass
@@ -99,6 +102,7 @@ class Part:
     """State of a calibration meter that saw the float maps."""
     is_float: list[bool] = field(default_factory=list)
     segmentation: dict[str, Any] = field(default_factory=dict)
+    entropy: EntropySums = field(default_factory=EntropySums)
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -137,7 +141,10 @@ class _BinaryScorer:
 
     def score(self, pair: Pair) -> None:
         prediction = read_map(pair.prediction, max_pixels=self.settings.max_pixels)
-        mask, grey, void = self._read_mask(pair.mask)
+        if pair.mask is None:
+            mask, grey, void = np.zeros(prediction.shape, bool), False, None
+        else:
+            mask, grey, void = self._read_mask(pair.mask)
         self.part.findings.grey_masks += grey
         if prediction.shape != mask.shape:
             prediction = resize(prediction, mask.shape)
@@ -155,6 +162,8 @@ class _BinaryScorer:
             self.segmentation.update(prediction, mask)
             if is_float:
                 _look_at_floats(self.part.findings, prediction, mask)
+                if self.settings.entropy:
+                    self.part.entropy.add_map(prediction)
             else:
                 self._score_words(prediction, mask, zones)
         self.part.is_float.append(is_float)
@@ -189,6 +198,8 @@ class _BinaryScorer:
         counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
         old = self.part.levels.get(counts.shape[2])
         self.part.levels[counts.shape[2]] = counts if old is None else old + counts
+        if self.settings.entropy:
+            self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
         return counts
 
     def _score_floats(self, prediction: Array, mask: Array, void: Array | None) -> None:
@@ -226,6 +237,7 @@ class _ClassScorer:
 
         classes, limit = self.settings.classes, self.settings.max_pixels
         assert classes is not None
+        assert pair.mask is not None
         prediction = read_map(pair.prediction, classes, limit)
         mask = read_mask(pair.mask, str(pair.mask), classes, limit)
         labels = mask[mask != self.void]

@@ -6,13 +6,17 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import console, progress
 from densecal.errors import InputError
+
+if TYPE_CHECKING:
+    from densecal.evaluation import Evaluation
+    from densecal.scoring import Settings
 
 MAX_PIXELS = 1 << 26
 
@@ -43,6 +47,10 @@ def evaluate(
     name: Annotated[str | None, typer.Option(help="Name of the method; the folder's unless given.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the data set; the mask folder's unless given.")] = None,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse larger images.")] = MAX_PIXELS,
+    ood: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of maps of images without foreground (of METHOD/ folders); may be repeated."),
+    ] = None,
 ) -> None:
     """Measure how far the confidences of prediction maps can be believed, and how good the maps are.
 
@@ -56,18 +64,23 @@ def evaluate(
     * `densecal evaluate published-maps/ masks/ --latex table.tex` with METHOD/DATASET/ folders
 
     * `densecal evaluate softmax/ labels/ --classes 11 --ignore-index 11`
+
+    * `densecal evaluate maps/ masks/ --ood maps-of-textures/`
     """
     from densecal.evaluation import evaluate as run
     from densecal.evaluation import find_comparisons, paired_differences
     from densecal.files import write_json, write_text
+    from densecal.ood_evaluation import find_ood, ood_entry
     from densecal.report.tables import comparison_table, csv_text, figure_table, latex_text
     from densecal.scoring import Settings
 
-    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels)
+    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood))
     found = find_comparisons(predictions, masks)
     several = len(found) > 1
     if several and (name or dataset):
         raise InputError("--name, --dataset", f"one for {len(found)} evaluations", "the names of the folders instead")
+    methods = list(dict.fromkeys(name or method for method, *_ in found))
+    outside = _score_outside(find_ood(ood or [], methods), settings, workers, skip_bad)
     evaluations = []
     for method, data, maps, truth in found:
         title = f"{method} on {data}" if several else "Scoring"
@@ -86,19 +99,55 @@ def evaluate(
             )
     records = [evaluation.record for evaluation in evaluations]
     console().print(comparison_table(records) if several else figure_table(records[0]))
-    for record in records:
-        _print_notes(record, several)
+    everything = records + [evaluation.record for evaluation in outside]
+    if outside:
+        from densecal.report.ood import ood_table
+
+        for record in records:
+            others = [other for other in everything[len(records) :] if other["name"] == record["name"]]
+            record["ood"] = [ood_entry(record, other) for other in others]
+        console().print(ood_table(records))
+    for record in everything:
+        _print_notes(record, len(everything) > 1)
     if json:
-        paired = paired_differences(evaluations)
+        paired = paired_differences(evaluations + outside)
         write_json(json, {"evaluations": records, "paired": paired} if several else records[0])
     if csv:
-        write_text(csv, csv_text(records))
+        write_text(csv, csv_text(everything))
     if latex:
-        write_text(latex, latex_text(records))
+        write_text(latex, latex_text(everything))
     if figures:
         from densecal.report.figures import write_figures
 
         write_figures(records, figures)
+        if outside:
+            from densecal.report.ood import write_ood_figures
+
+            write_ood_figures(records, figures)
+
+
+def _score_outside(
+    folders: dict[str, dict[str, Path]], settings: Settings, workers: int | None, skip_bad: bool
+) -> list[Evaluation]:
+    """Evaluate maps of images without foreground, by data set and method."""
+    from densecal.ood_evaluation import evaluate_ood
+
+    evaluations = []
+    for dataset, by_method in folders.items():
+        for method, maps in by_method.items():
+            with progress(f"{method} on {dataset}") as report:
+                evaluations.append(
+                    evaluate_ood(
+                        maps,
+                        name=method,
+                        dataset=dataset,
+                        settings=settings,
+                        workers=workers or os.cpu_count() or 1,
+                        skip_bad=skip_bad,
+                        progress=report,
+                    )
+                )
+    return evaluations
 
 
 def _print_notes(record: dict[str, object], several: bool) -> None:

@@ -34,7 +34,7 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
     written = []
     groups = by_dataset(records)
     for dataset, group in groups.items():
-        place = folder / _file_name(dataset) if len(groups) > 1 else folder
+        place = folder / file_name(dataset) if len(groups) > 1 else folder
         drawings: dict[str, Callable[[list[Record]], Figure]] = {
             "reliability": reliability_figure,
             "joint": joint_figure,
@@ -117,7 +117,7 @@ def curve_figure(records: list[Record]) -> Figure:
         curves = record["curves"]
         style = {"color": CYCLE[i % len(CYCLE)], "linestyle": ("-", "--", ":", "-.")[i // len(CYCLE) % 4]}
         f = np.array(curves["f_curve"])
-        left.plot(np.arange(len(f)) / (len(f) - 1), f, label=f"{_escape(record['name'])} ({f.max():.3f})", **style)
+        left.plot(np.arange(len(f)) / (len(f) - 1), f, label=f"{plain_text(record['name'])} ({f.max():.3f})", **style)
         right.plot(curves["recall"], curves["precision"], **style)
     left.set(xlabel="threshold (map min-maxed)", ylabel="F", xlim=(0, 1), ylim=(0, 1))
     right.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1))
@@ -187,13 +187,14 @@ def _joint_low(record: Record) -> float:
 
 
 def _title(record: Record) -> str:
-    return _escape(f"{record['name']} on {record['dataset']}")
+    return plain_text(f"{record['name']} on {record['dataset']}")
 
 
-def _escape(text: str) -> str:
+def plain_text(text: str) -> str:
     """Names are data: a dollar sign does not start a formula."""
     return text.replace("$", r"\$")
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
+    """A name of a data set as that of a file."""
     return re.sub(r"[^\w.-]+", "_", text).strip(".") or "dataset"

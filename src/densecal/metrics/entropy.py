@@ -1,0 +1,75 @@
+"""Entropy of foreground maps as a share of its maximum: one histogram over pixels and one mean an image.
+
+numpy alone, so that the worker processes of an evaluation need not load torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 100
+"""Equal bins of [0, 1]; 1.0 lies in the last."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def binary_entropy(p: NDArray[Any]) -> Floats:
+    """h(p) = -p log2(p) - (1 - p) log2(1 - p), between 0 and 1."""
+    p = p.astype(np.float64)
+    q = 1.0 - p
+    # 0 log 0 is 0
+    return np.asarray(-p * np.log2(np.where(p > 0, p, 1.0)) - q * np.log2(np.where(q > 0, q, 1.0)))
+
+
+@dataclass
+class EntropySums:
+    """Entropy of a set of images, in memory that grows by one number an image.
+
+    Attributes:
+        histogram: Pixels by entropy, int64 (100,).
+        images: Mean entropy of every image, NaN for one without valid pixels.
+    """
+
+    histogram: Ints = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    images: list[float] = field(default_factory=list)
+
+    def add_levels(self, counts: Ints) -> None:
+        """Add an 8- or 16-bit map, given by how often each level occurs (256 or 65536 counts)."""
+        h, cell = _level_entropy(len(counts))
+        self._add(np.bincount(cell, counts, BINS).astype(np.int64), float(counts @ h))
+
+    def add_map(self, p: NDArray[Any]) -> None:
+        """Add a float map of any shape."""
+        h = binary_entropy(p).ravel()
+        self._add(np.bincount(_cells(h), minlength=BINS), float(h.sum()))
+
+    def merge(self, other: EntropySums) -> None:
+        """Add the images of another set after those here."""
+        self.histogram = self.histogram + other.histogram
+        self.images += other.images
+
+    def _add(self, histogram: Ints, total: float) -> None:
+        self.histogram = self.histogram + histogram
+        pixels = int(histogram.sum())
+        self.images.append(total / pixels if pixels else float("nan"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in records."""
+        return {"histogram": self.histogram.tolist(), "images": self.images}
+
+
+@lru_cache
+def _level_entropy(levels: int) -> tuple[Floats, Ints]:
+    """Entropy of every level, and the bin it falls into."""
+    h = binary_entropy(np.arange(levels) / (levels - 1))
+    return h, _cells(h)
+
+
+def _cells(h: Floats) -> Ints:
+    return np.asarray(np.minimum((h * BINS).astype(np.int64), BINS - 1))
