@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from densecal.training.feed import ArraySamples, epoch_batches, prefetched, to_device, validation_batches
+from densecal.errors import InputError
+from densecal.training.config import DataConfig
+from densecal.training.feed import (
+    ArraySamples,
+    epoch_batches,
+    open_data,
+    open_parts,
+    prefetched,
+    to_device,
+    validation_batches,
+)
+from tests.data import published, samples
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -69,3 +80,21 @@ def test_images_and_masks_arrive_as_the_methods_want_them():
                           torch.device("cpu"), 11, False)  # fmt: skip
     assert labels.dtype == torch.int64
     assert labels.shape == (2, 4, 4)
+
+
+def test_validation_images_may_be_a_set_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    train = published.write_set("CamVid train", tmp_path, ["a", "b", "c"])
+    config = DataConfig(
+        images=str(train), validation=str(train.with_name("val")), size=16, classes=11, ignore_index=11, workers=1
+    )
+    data = open_data(config)
+    assert data.train.names == ["a", "b", "c"]
+    assert data.validation.names == ["val-a", "val-b", "val-c"]
+    archive = samples.zipped(tmp_path / "more.zip", ["x", "y"])
+    first, second = open_parts(
+        DataConfig(images=str(samples.zipped(tmp_path / "t.zip", ["x"])), validation=str(archive))
+    )
+    assert (first.names, second.names) == (["x"], ["x", "y"])
+    with pytest.raises(InputError, match="does not exist"):
+        open_parts(DataConfig(images=str(archive), validation=str(tmp_path / "nowhere.zip")))

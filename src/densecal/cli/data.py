@@ -4,15 +4,96 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import progress
+from densecal.cli.common import console, progress
+from densecal.errors import InputError
 
-data_app = typer.Typer(help="Generate and pack data sets.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from densecal.data.check import Report
+
+SHOWN = 20
+"""Findings of a kind that are printed; the JSON has them all."""
+
+data_app = typer.Typer(help="Check, generate and pack data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+
+@data_app.command("check")
+def data_check(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="A data set's folder, zip or zips, list file, or its folder of images and that of masks."),
+    ],
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Another set, which should share no image with it; may be repeated.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, max=255, help="K for label maps; 1, or a known set's own, unless given.")
+    ] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Label of void pixels.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every finding as JSON.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
+) -> None:
+    """Say file by file what is missing or wrong in a data set; the exit code is 1 if anything is.
+
+    Published sets are known by their folders (docs/data.md lists them): their number of images is compared too.
+    Copies are found to the pixel, and by a perceptual hash where size, encoding or brightness differ.
+
+    Examples:
+
+    * `densecal data check DUTS-TR --against DUTS-TE --against ECSSD --json duts.json`
+
+    * `densecal data check photos/ masks/`
+
+    * `densecal data check CamVid/train`
+    """
+    from densecal.data.check import check
+    from densecal.files import write_json
+
+    zips = all(path.suffix.lower() == ".zip" for path in paths)
+    if not zips and len(paths) > 2:
+        raise InputError(paths[2], "a third path", "a folder of images and one of masks, or zips alone")
+    images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
+    with progress("Reading") as report:
+        found = check(images, masks, against or (), classes, ignore_index, workers, report)
+    _print_report(found)
+    if json:
+        write_json(json, found.as_dict())
+    if not found.fine:
+        raise typer.Exit(1)
+
+
+def _print_report(report: Report) -> None:
+    """A table of what was found, then the files."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from densecal.data.check import KINDS, NOTES
+
+    files = report.files
+    about = f"{files.place}: {len(files.images):,} images, {len(files.masks):,} masks"
+    known = f"{files.layout.name}, {files.layout.home}" if files.layout else "no published set by its name and folders"
+    out = console()
+    out.print(escape(f"{about} ({known})"), soft_wrap=True, highlight=False)
+    for other in report.against:
+        out.print(escape(f"against {other.place}: {len(other.images):,} images"), soft_wrap=True, highlight=False)
+    table = Table("", "found", "")
+    for kind, found in report.by_kind().items():
+        table.add_row(KINDS[kind], f"{len(found):,}", "worth knowing" if kind in NOTES else "wrong")
+    if report.findings:
+        out.print(table)
+    for kind, found in report.by_kind().items():
+        out.print(f"\n{KINDS[kind]}:", highlight=False)
+        for finding in found[:SHOWN]:
+            line = "  " + " = ".join(finding.files) + (f": {finding.detail}" if finding.detail else "")
+            out.print(escape(line), soft_wrap=True, highlight=False)
+        if len(found) > SHOWN:
+            out.print(f"  and {len(found) - SHOWN:,} more, which --json lists", highlight=False)
+    out.print("nothing is wrong" if report.fine else "something is wrong", highlight=False)
 
 
 @data_app.command("scenes")
@@ -34,7 +115,7 @@ def data_scenes(
 
 @data_app.command("pack")
 def data_pack(
-    images: Annotated[Path, typer.Argument(help="Folder of images, zip or list file.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images or of a data set, zip or list file.")],
     masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where images is a folder.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the cache.")] = ...,  # type: ignore[assignment]
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 384,

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, interpolate
 
+from densecal.data.enhance import enhance, salt_and_pepper
 from densecal.draws import uniform
 
-Kind = Literal["none", "paper", "code"]
+Kind = Literal["none", "paper", "code", "edn", "icon", "ebmgsod"]
 Padding = Literal["reflection", "zeros"]
 
 _STREAM = 201  # apart from the draws that perturb labels
+_SIZE_STREAM, _COLOUR_STREAM, _NOISE_STREAM = 301, 302, 303
 _TRANSLATION = 0.1  # of the side
 _SMALLEST_CROP = 0.8  # of the side
 _CODE_BORDER = 30  # pixels the authors' crop takes at most ...
 _CODE_SIDE = 400  # ... of their images' longer side; packed images have another size
 _CODE_ROTATIONS = (-15, 15)
 _CODE_ROTATION_PROBABILITY = 0.2
+_EDN_EDGE = 7 / 224  # of the side, from each edge
+_ICON_CROP = 1 / 8  # of the side
 
 
 def augment(
@@ -42,13 +47,18 @@ def augment(
     rotation by a whole number of degrees in [-15, 14] with probability 0.2 that leaves the corners black and
     background. Their rotation interpolates bicubically; here all is one bilinear step.
 
+    Three published networks have their own. ``edn``: with probability 1/2 a crop of up to 7/224 of the side from
+    each edge; flip, which in their program turns images upside down. ``icon``: flip, crop of up to 1/8 of each side
+    anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and salt and pepper on
+    0.15 % of the mask's pixels.
+
     Args:
         images: (B, 3, H, W) floats in [0, 1].
         masks: Foreground masks (B, 1, H, W) float, or labels (B, H, W) long.
         index: Sample ids, shape (B,).
         epoch: Epoch, from 0.
         seed: Seed of the run.
-        kind: ``none``, ``paper`` or ``code``.
+        kind: ``none``, ``paper``, ``code``, ``edn``, ``icon`` or ``ebmgsod``.
         ignore_index: The label of pixels beyond the edge in label masks, where nothing is known.
 
     Returns:
@@ -56,14 +66,45 @@ def augment(
     """
     if kind == "none":
         return images, masks
-    if kind not in ("paper", "code"):
-        raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code")
-    draws = uniform(seed, epoch, index.to(images.device, non_blocking=True), stream=_STREAM, count=6)
-    matrix, shift = _paper(draws) if kind == "paper" else _code(draws)
+    geometry = {"paper": _paper, "code": _code, "edn": _edn, "icon": _icon, "ebmgsod": _code}.get(kind)
+    if geometry is None:
+        raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code, or edn, icon or ebmgsod")
+    index = index.to(images.device, non_blocking=True)
+    draws = uniform(seed, epoch, index, stream=_STREAM, count=6)
+    matrix, shift = geometry(draws)
     sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so it is the last step back
-    mirror = torch.cat((sign, torch.ones_like(sign)), dim=1)
-    padding: Padding = "reflection" if kind == "paper" else "zeros"
-    return warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index)
+    kept = torch.ones_like(sign)
+    mirror = torch.cat((kept, sign) if kind == "edn" else (sign, kept), dim=1)
+    padding: Padding = "zeros" if geometry is _code else "reflection"
+    images, masks = warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index)
+    if kind == "ebmgsod":
+        images = enhance(images, uniform(seed, epoch, index, _COLOUR_STREAM, 4))
+        if masks.is_floating_point():
+            masks = salt_and_pepper(masks, uniform(seed, epoch, index, _NOISE_STREAM, masks[0].numel()))
+    return images, masks
+
+
+def at_random_size(
+    images: Tensor, masks: Tensor, sizes: Sequence[int], step: int, epoch: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Resize a batch to a side that is a function of (seed, epoch, step), so that it is the same in all processes.
+
+    Args:
+        images: (B, 3, H, W) floats; bilinear.
+        masks: (B, 1, H, W) float, bilinear; or (B, H, W) long, nearest.
+        sizes: The sides to draw from.
+        step: Step in the epoch.
+        epoch: Epoch, from 0.
+        seed: Seed of the run.
+    """
+    draw = float(uniform(seed, epoch, torch.tensor([step]), _SIZE_STREAM))
+    side = sizes[int(draw * len(sizes))]
+    if images.shape[-2:] == (side, side):
+        return images, masks
+    images = interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
+    if masks.is_floating_point():
+        return images, interpolate(masks, size=(side, side), mode="bilinear", align_corners=False)
+    return images, interpolate(masks[:, None].float(), size=(side, side), mode="nearest-exact")[:, 0].to(masks.dtype)
 
 
 def _paper(draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,6 +125,24 @@ def _code(draws: Tensor) -> tuple[Tensor, Tensor]:
     sine, cosine = torch.sin(degrees * math.pi / 180.0), torch.cos(degrees * math.pi / 180.0)
     rotation = torch.stack((cosine, -sine, sine, cosine), dim=1).view(-1, 2, 2)
     return scale[:, :, None] * rotation, torch.zeros_like(scale)
+
+
+def _edn(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Crop from all four edges, or not at all."""
+    edges = _EDN_EDGE * draws[:, 2:6] * (draws[:, 1:2] < 0.5)
+    return _window(edges[:, :2], edges[:, 2:])
+
+
+def _icon(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Crop a share of both sides and divide it between the two edges."""
+    removed = _ICON_CROP * draws[:, 1:3]
+    before = removed * draws[:, 3:5]
+    return _window(before, removed - before)
+
+
+def _window(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """The map to a window, from the shares of the two sides (B, 2) that it leaves out before and after it."""
+    return torch.diag_embed(1.0 - before - after), before - after
 
 
 def warp(

@@ -91,6 +91,42 @@ class Job:
         )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Samples to be read into memory: images resized, masks as they are.
+
+    Attributes:
+        source: Where images and masks are read.
+        names: Samples.
+        size: Side of the images.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: The label of void pixels in K-class masks.
+        without_foreground: Masks are not read but empty.
+    """
+
+    source: Source
+    names: Sequence[str]
+    size: int
+    classes: int
+    ignore_index: int | None
+    without_foreground: bool
+
+    def run(self, start: int) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Image (size, size, 3) and mask (H, W) of 0 and 1 or labels, for one chunk."""
+        return [self._read(name) for name in self.names[start : start + CHUNK]]
+
+    def _read(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if self.without_foreground:
+            image = self.source.image(name)
+            mask = np.zeros(image.shape[:2], np.uint8)
+        else:
+            image, mask, _ = read_pair(self.source, name, self.classes, self.ignore_index)
+            if self.classes == 1:
+                mask //= 255
+        resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return np.asarray(resized), mask
+
+
 def read_pair(
     source: Source, name: str, classes: int, ignore_index: int | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], bool]:

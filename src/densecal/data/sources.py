@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.data.images import IMAGE_SUFFIXES, read_image, read_mask
+from densecal.data.layouts import Found, Layout, find_layout, identify, image_files, is_image_name, subfolders
 from densecal.errors import InputError
 
 MAX_MEMBER_BYTES = 1 << 28
@@ -116,6 +118,30 @@ class Source:
             raise InputError(str(where), f"unreadable ({error})", "a complete zip member") from None
 
 
+@dataclass(frozen=True)
+class Files:
+    """The images and masks of a data set by name, whether or not they belong together.
+
+    Attributes:
+        paths: What the user named.
+        images: Images by name.
+        masks: Masks by name; empty for a set without masks.
+        absent: Names on the set's own list that no image has.
+        layout: The published data set, if it is one of the table.
+    """
+
+    paths: tuple[Path, ...]
+    images: Mapping[str, Location]
+    masks: Mapping[str, Location]
+    absent: tuple[str, ...] = ()
+    layout: Layout | None = None
+
+    @property
+    def place(self) -> str:
+        """What errors and reports call the set."""
+        return ", ".join(str(path) for path in self.paths)
+
+
 def open_source(
     images: str | Path | Sequence[str | Path],
     masks: str | Path | None = None,
@@ -123,10 +149,11 @@ def open_source(
     """Find the images and masks of a data set; reads names only, no pixels.
 
     Args:
-        images: One of: a folder of images; a folder that holds ``images/`` and ``masks/``; one or several zip
+        images: One of: a folder of images; the folder of a data set as it is published (``layouts.LAYOUTS``), or
+            one that holds ``images/`` and ``masks/`` under these or the other usual names; one or several zip
             files with members ``images/NAME.*`` and ``masks/NAME.*``; a list file whose lines are
             ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab where the
-            paths themselves hold spaces).
+            paths themselves hold spaces); a list of bare names inside a data set's folder.
         masks: The folder of masks, where ``images`` is a folder of images.
 
     Returns:
@@ -135,26 +162,60 @@ def open_source(
     Raises:
         InputError: If something is missing, doubled or without a partner.
     """
-    paths = [Path(images)] if isinstance(images, str | Path) else [Path(path) for path in images]
+    return _paired(find_files(images, masks))
+
+
+def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Files:
+    """As ``open_source``, without asking that every image have its mask.
+
+    Raises:
+        InputError: If a path does not exist or holds no images, or two files have one name.
+    """
+    paths = (Path(images),) if isinstance(images, str | Path) else tuple(Path(path) for path in images)
     if not paths:
         raise InputError("images", "an empty list", "a folder, a list file or zip files")
     for path in paths:
         if not path.exists():
-            raise InputError(path, "does not exist", "a folder, a list file or a zip file")
+            raise InputError(path, "does not exist", f"a folder, a list file or a zip file{_to_be_had(path)}")
     if all(_is_zip(path) for path in paths):
         _refuse_masks(masks, "no mask folder: a zip holds its masks under masks/")
-        return _paired(paths, *_index_zips(paths))
+        return Files(paths, *_index_zips(paths), layout=_set_of_zips(paths))
     if len(paths) > 1:
         other = next(path for path in paths if not _is_zip(path))
         raise InputError(other, "not a zip file", "zip files alone where several paths are given")
     path = paths[0]
     if not path.is_dir():
         _refuse_masks(masks, "no mask folder: a list file names its masks")
-        return _paired(paths, *_index_list(path))
-    if masks is None and (path / "images").is_dir() and not any(_image_files(path)):
-        masks = path / "masks" if (path / "masks").is_dir() else None
-        path = path / "images"
-    return _paired([path], _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
+    found = find_layout(path) if masks is None else None
+    if found is not None:
+        return _index_found(path, found)
+    if not path.is_dir():
+        return Files(paths, *_index_list(path))
+    return Files(paths, _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
+
+
+def _set_of_zips(paths: Sequence[Path]) -> Layout | None:
+    """The published set that zips are called after; several may carry a number each."""
+    names = {re.sub(r"[\W_]*\d*$", "", path.stem) if len(paths) > 1 else path.stem for path in paths}
+    return identify(paths[0].with_name(names.pop())) if len(names) == 1 else None
+
+
+def _to_be_had(path: Path) -> str:
+    layout = identify(path)
+    return "" if layout is None else f" ({layout.name} is to be had at {layout.home})"
+
+
+def _index_found(path: Path, found: Found) -> Files:
+    """The files of a set that was found, less those in its folders that are not of the set."""
+    by_class = found.layout is not None and found.layout.by_class
+    images = _index_folder(found.images, by_class)
+    masks = _index_folder(found.masks) if found.masks is not None else {}
+    absent: tuple[str, ...] = ()
+    if found.names is not None:
+        absent = tuple(sorted(found.names - images.keys()))
+        images = {name: where for name, where in images.items() if name in found.names}
+        masks = {name: where for name, where in masks.items() if name in found.names - set(absent)}
+    return Files((path,), images, masks, absent, found.layout)
 
 
 def _refuse_masks(masks: str | Path | None, expected: str) -> None:
@@ -162,19 +223,20 @@ def _refuse_masks(masks: str | Path | None, expected: str) -> None:
         raise InputError(masks, "a mask folder", expected)
 
 
-def _paired(where: Sequence[Path], images: Mapping[str, Location], masks: Mapping[str, Location]) -> Source:
+def _paired(files: Files) -> Source:
     """Check that every image has its mask and the other way round (or that there are no masks at all)."""
-    place = ", ".join(str(path) for path in where)
-    if not images:
-        raise InputError(place, "no images", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+    images, masks = files.images, files.masks
+    problems = [_counted(files.absent, "listed name", "without an image")]
     if masks:
-        problems = [
+        problems += [
             _counted(sorted(images.keys() - masks.keys()), "image", "without a mask"),
             _counted(sorted(masks.keys() - images.keys()), "mask", "without an image"),
         ]
-        if any(problems):
-            found = " and ".join(problem for problem in problems if problem)
-            raise InputError(place, found, "the same names in images and masks")
+    if any(problems):
+        found = " and ".join(problem for problem in problems if problem)
+        raise InputError(files.place, found, "the same names in images and masks")
+    if not images:
+        raise InputError(files.place, "no images", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return Source(images, masks)
 
 
@@ -199,26 +261,12 @@ def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> 
     return found
 
 
-def _is_image_name(name: str) -> bool:
-    # Names with a leading dot are the file managers' own.
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-
-
-def _image_files(folder: Path) -> Iterable[Path]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if _is_image_name(entry.name) and entry.is_file():
-                yield folder / entry.name
-
-
-def _index_folder(folder: Path) -> dict[str, Location]:
+def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
     if not folder.is_dir():
         found = "not a folder" if folder.exists() else "does not exist"
         raise InputError(folder, found, "a folder of images or masks")
-    try:
-        files = sorted(_image_files(folder))
-    except OSError as error:
-        raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
+    folders = subfolders(folder) if by_class else [folder]
+    files = sorted(file for inner in folders for file in image_files(inner))
     if not files:
         raise InputError(folder, "no image files", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return _by_stem(map(Location, files), lambda location: location.path.stem)
@@ -242,7 +290,7 @@ def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, L
         with _open_zip(path) as archive:
             for info in archive.infolist():
                 parts = PurePosixPath(info.filename).parts
-                if len(parts) == 2 and parts[0] in members and _is_image_name(parts[1]) and not info.is_dir():
+                if len(parts) == 2 and parts[0] in members and is_image_name(parts[1]) and not info.is_dir():
                     members[parts[0]].append(Location(path, info.filename, info.file_size, info.CRC))
         if len(members["images"]) == before:
             raise InputError(path, "no members images/NAME", "a zip with images/NAME and masks/NAME")
@@ -280,8 +328,8 @@ def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]
         splits = [(text,), *((text[:at].rstrip(), text[at + 1 :].lstrip()) for at in spaces)]
     for parts in splits:
         files = [folder / part for part in parts if part]
-        if files and all(file.is_file() for file in files):
+        if files and all(os.path.isfile(file) for file in files):
             return files[0], files[1] if len(files) > 1 else None
     fields = splits[0] if "\t" in line else tuple(line.split())
-    missing = next((field for field in fields if not (folder / field).is_file()), line.strip())
+    missing = next((field for field in fields if not os.path.isfile(folder / field)), line.strip())
     raise InputError(where, f"no file {str(folder / missing)!r}", "IMAGE or IMAGE<tab>MASK, relative to the list file")

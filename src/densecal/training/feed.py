@@ -84,24 +84,53 @@ class Data:
     notes: list[str]
 
 
+@dataclass(frozen=True)
+class Part:
+    """The training or the validation images of a run, where they are files.
+
+    Attributes:
+        paths: What the configuration names.
+        source: Where images and masks are read.
+        names: The samples.
+    """
+
+    paths: list[str]
+    source: Source
+    names: list[str]
+
+
+def open_parts(config: DataConfig) -> tuple[Part, Part]:
+    """The training and the validation images of a configuration, unread.
+
+    Raises:
+        InputError: If files are missing, or one of the two would be empty.
+    """
+    assert config.images is not None
+    paths = config.images if isinstance(config.images, list) else [config.images]
+    source = open_source(config.images, config.masks)
+    given = config.validation
+    if isinstance(given, str) and (Path(given).is_dir() or given.lower().endswith(".zip")):
+        other = open_source(given)
+        return Part(paths, source, source.names), Part([given], other, other.names)
+    train, validation = split(source.names, given, seed=0)
+    if not validation:
+        raise InputError("data.validation", f"{given!r}, which leaves no image", "at least one image")
+    return Part(paths, source, train), Part(paths, source, validation)
+
+
 def open_data(config: DataConfig, progress: Progress | None = None) -> Data:
     """Open, and pack where needed, the training and validation samples of a configuration."""
     if config.scenes is not None:
         return _scenes(config)
-    assert config.images is not None
-    source = open_source(config.images, config.masks)
-    train, validation = split(source.names, config.validation, seed=0)
-    if not validation:
-        raise InputError("data.validation", f"{config.validation!r}, which leaves no image", "at least one image")
     packed = []
     notes: list[str] = []
-    for side, names in (("training", train), ("validation", validation)):
-        folder = Path(config.cache) / side if config.cache else _cache_folder(config, source, names)
+    for side, part in zip(("training", "validation"), open_parts(config), strict=True):
+        folder = Path(config.cache) / side if config.cache else _cache_folder(config, part)
         report = None if progress is None else _for_side(progress, side)
         packed.append(
             pack(
-                source,
-                names,
+                part.source,
+                part.names,
                 config.size,
                 folder,
                 classes=config.classes,
@@ -217,12 +246,11 @@ def _scenes(config: DataConfig) -> Data:
     return Data(sides[0], sides[1], [])
 
 
-def _cache_folder(config: DataConfig, source: Source, names: list[str]) -> Path:
+def _cache_folder(config: DataConfig, part: Part) -> Path:
     """A folder of the user's cache that depends on what is packed and how."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "densecal" / "packed"
     digest = hashlib.sha256()
-    where = config.images if isinstance(config.images, list) else [str(config.images)]
-    for text in (*(str(Path(path).resolve()) for path in where), *names, f"{config.size} {config.classes}"):
+    for text in (*(str(Path(path).resolve()) for path in part.paths), *part.names, f"{config.size} {config.classes}"):
         digest.update(text.encode("utf-8", "surrogateescape") + b"\n")
     return base / digest.hexdigest()[:24]
 

@@ -1,0 +1,297 @@
+"""What is missing or wrong in a data set, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.data.decoding import CHUNK, decode_all
+from densecal.data.duplicates import Look, look_at, near_copies, pixel_digest, same_pixels
+from densecal.data.sources import Files, Source, find_files
+from densecal.errors import InputError
+
+KINDS = {
+    "count": "another number of images than published",
+    "absent": "names on the set's list without an image",
+    "no-mask": "images without a mask",
+    "no-image": "masks without an image",
+    "unreadable": "unreadable files",
+    "size": "masks of another size than their image",
+    "labels": "masks with unknown labels",
+    "empty-mask": "masks without foreground (or valid pixels)",
+    "full-mask": "masks without background",
+    "duplicate": "images that are there twice",
+    "shared": "images that the other set holds too",
+    "near-shared": "images of which the other set holds a copy",
+    "near-duplicate": "images that look alike",
+    "grey-mask": "masks with grey values, cut at > 127",
+}
+"""Everything that is looked for."""
+NOTES = ("near-duplicate", "grey-mask")
+"""What is worth knowing, but no fault."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        kind: A key of ``KINDS``.
+        files: The files it is about.
+        detail: What they hold, and what was expected.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was looked at and what was found.
+
+    Attributes:
+        files: The data set.
+        classes: 1 for foreground masks, else the number of classes.
+        against: The sets it was compared with.
+        findings: All of them, in the order of ``KINDS``.
+    """
+
+    files: Files
+    classes: int
+    against: tuple[Files, ...]
+    findings: list[Finding]
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing is wrong; notes may be there."""
+        return all(finding.kind in NOTES for finding in self.findings)
+
+    def by_kind(self) -> dict[str, list[Finding]]:
+        """The findings of each kind of which there are any."""
+        groups = {kind: [finding for finding in self.findings if finding.kind == kind] for kind in KINDS}
+        return {kind: found for kind, found in groups.items() if found}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        layout = self.files.layout
+        return {
+            "place": self.files.place,
+            "set": layout.name if layout else None,
+            "home": layout.home if layout else None,
+            "published": list(layout.counts) if layout else [],
+            "images": len(self.files.images),
+            "masks": len(self.files.masks),
+            "classes": self.classes,
+            "against": [{"place": other.place, "images": len(other.images)} for other in self.against],
+            "fine": self.fine,
+            "findings": {
+                kind: [{"files": list(finding.files), "detail": finding.detail} for finding in found]
+                for kind, found in self.by_kind().items()
+            },
+        }
+
+
+def check(
+    images: str | Path | Sequence[str | Path],
+    masks: str | Path | None = None,
+    against: Sequence[str | Path] = (),
+    classes: int | None = None,
+    ignore_index: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Read every file of a data set and say what is missing or wrong.
+
+    Args:
+        images: As for ``open_source``.
+        masks: As for ``open_source``.
+        against: Other sets, of which this one should hold no image.
+        classes: 1 for foreground masks, else the number of classes; a published set's own unless given.
+        ignore_index: Label of void pixels; a published set's own, else 255, unless given.
+        workers: Processes; one a core unless given.
+        progress: Called with (files read, files in all), over all sets.
+
+    Raises:
+        InputError: If a path does not exist or holds no images, or two files have one name.
+    """
+    files = find_files(images, masks)
+    others = tuple(find_files(path) for path in against)
+    layout = files.layout
+    classes = classes or (layout.classes if layout else 1)
+    void = ignore_index if ignore_index is not None else layout.ignore_index if layout else 255
+    own = _Reading.of(files, classes, void)
+    readings = [own, *(_Reading.of(Files(other.paths, other.images, {}), 1, 255) for other in others)]
+    total = sum(len(reading.names) for reading in readings)
+    looked: list[list[_Facts]] = []
+    for reading in readings:
+        before = sum(map(len, looked))
+        looked.append(decode_all(reading, workers, _after(before, total, progress)) if reading.names else [])
+    findings = [
+        *_files_missing(files),
+        *(finding for facts in looked[0] for finding in facts.findings if _counts(finding, files)),
+        *_copies_inside(own, looked[0]),
+    ]
+    for reading, facts in zip(readings[1:], looked[1:], strict=True):
+        findings += _copies_between(own, looked[0], reading, facts)
+    return Report(files, classes, others, sorted(findings, key=lambda finding: list(KINDS).index(finding.kind)))
+
+
+def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+def _counts(finding: Finding, files: Files) -> bool:
+    """Whether a finding counts for this set: some sets hold images without an object on purpose."""
+    return finding.kind != "empty-mask" or files.layout is None or not files.layout.empty_masks
+
+
+@dataclass
+class _Facts:
+    """What one sample gave."""
+
+    findings: list[Finding] = field(default_factory=list)
+    look: Look | None = None
+    mask_digest: bytes | None = None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A set as a task for the decoding processes."""
+
+    source: Source
+    names: list[str]
+    images: frozenset[str]
+    masks: frozenset[str]
+    classes: int
+    ignore_index: int
+
+    @classmethod
+    def of(cls, files: Files, classes: int, ignore_index: int) -> _Reading:
+        """Also samples whose partner is missing are read."""
+        images, masks = frozenset(files.images), frozenset(files.masks)
+        return cls(Source(files.images, files.masks), sorted(images | masks), images, masks, classes, ignore_index)
+
+    def run(self, start: int) -> list[_Facts]:
+        """Read one chunk."""
+        return [self._read(name) for name in self.names[start : start + CHUNK]]
+
+    def _read(self, name: str) -> _Facts:
+        facts = _Facts()
+        image = mask = None
+        try:
+            if name in self.images:
+                image = self.source.image(name)
+                facts.look = look_at(image)
+        except InputError as error:
+            facts.findings.append(Finding("unreadable", (error.where,), error.found))
+        try:
+            if name in self.masks:
+                mask = self.source.mask(name, self.classes)
+                facts.mask_digest = pixel_digest(mask)
+        except InputError as error:
+            facts.findings.append(Finding("unreadable", (error.where,), f"{error.found}; expected {error.expected}"))
+        if mask is not None:
+            where = str(self.source.mask_location(name))
+            facts.findings += [Finding(kind, (where,), detail) for kind, detail in self._mask_faults(mask, image)]
+        return facts
+
+    def _mask_faults(self, mask: NDArray[np.uint8], image: NDArray[np.uint8] | None) -> list[tuple[str, str]]:
+        faults = []
+        if image is not None and image.shape[:2] != mask.shape:
+            size, expected = ("{1} x {0}".format(*shape) for shape in (mask.shape, image.shape))
+            faults.append(("size", f"{size} pixels; expected {expected}"))
+        counts = np.bincount(mask.ravel(), minlength=256)
+        return faults + (_foreground_faults(counts) if self.classes == 1 else self._label_faults(counts))
+
+    def _label_faults(self, counts: NDArray[np.int64]) -> list[tuple[str, str]]:
+        labels = np.flatnonzero(counts)
+        unknown = labels[(labels >= self.classes) & (labels != self.ignore_index)]
+        faults = []
+        if unknown.size:
+            found = ", ".join(f"{label} ({counts[label]:,} pixels)" for label in unknown[:8])
+            expected = f"0 to {self.classes - 1}, or {self.ignore_index} for void pixels"
+            faults.append(("labels", f"labels {found}{', ...' if unknown.size > 8 else ''}; expected {expected}"))
+        if labels.size == 1 and labels[0] == self.ignore_index:
+            faults.append(("empty-mask", "void alone"))
+        return faults
+
+
+def _foreground_faults(counts: NDArray[np.int64]) -> list[tuple[str, str]]:
+    grey = int(counts[1:255].sum())
+    highest, lowest = int(np.flatnonzero(counts)[-1]), int(np.flatnonzero(counts)[0])
+    faults = []
+    if highest <= 127:
+        faults.append(("empty-mask", f"its highest value is {highest}; foreground is above 127"))
+    elif lowest > 127:
+        faults.append(("full-mask", f"its lowest value is {lowest}; background is up to 127"))
+    if grey:
+        faults.append(("grey-mask", f"{grey:,} of {int(counts.sum()):,} pixels"))
+    return faults
+
+
+def _files_missing(files: Files) -> list[Finding]:
+    """Names without a partner, and a count that is not the published one."""
+    findings = [Finding("absent", (name,)) for name in files.absent]
+    if files.masks:
+        findings += [
+            Finding("no-mask", (str(files.images[name]),)) for name in sorted(files.images.keys() - files.masks.keys())
+        ]
+        findings += [
+            Finding("no-image", (str(files.masks[name]),)) for name in sorted(files.masks.keys() - files.images.keys())
+        ]
+    published = files.layout.counts if files.layout else ()
+    if published and len(files.images) not in published:
+        wanted = " or ".join(f"{count:,}" for count in published)
+        findings.append(Finding("count", (files.place,), f"{len(files.images):,} images; expected {wanted}"))
+    return findings
+
+
+def _looks(reading: _Reading, facts: list[_Facts]) -> tuple[list[str], list[Look], list[bytes | None]]:
+    """Where the readable images lie, their looks, and the digests of their masks."""
+    seen = [
+        (str(reading.source.image_location(name)), fact.look, fact.mask_digest)
+        for name, fact in zip(reading.names, facts, strict=True)
+        if fact.look is not None
+    ]
+    return [where for where, _, _ in seen], [look for _, look, _ in seen], [digest for _, _, digest in seen]
+
+
+def _copies_inside(reading: _Reading, facts: list[_Facts]) -> list[Finding]:
+    where, looks, masks = _looks(reading, facts)
+    findings = []
+    for group in same_pixels(looks):
+        detail = "their masks differ" if len({masks[i] for i in group} - {None}) > 1 else ""
+        findings.append(Finding("duplicate", tuple(where[i] for i in group), detail))
+    firsts = _first_of_each(looks)
+    for i, j, correlation in near_copies([looks[i] for i in firsts]):
+        pair = (where[firsts[i]], where[firsts[j]])
+        findings.append(Finding("near-duplicate", pair, f"correlation {correlation:.3f}"))
+    return findings
+
+
+def _copies_between(own: _Reading, facts: list[_Facts], other: _Reading, others: list[_Facts]) -> list[Finding]:
+    where, looks, _ = _looks(own, facts)
+    elsewhere, other_looks, _ = _looks(other, others)
+    by_digest = {look.digest: place for look, place in zip(other_looks, elsewhere, strict=True)}
+    findings = [
+        Finding("shared", (place, by_digest[look.digest]))
+        for look, place in zip(looks, where, strict=True)
+        if look.digest in by_digest
+    ]
+    for i, j, correlation in near_copies(looks, other_looks):
+        findings.append(Finding("near-shared", (where[i], elsewhere[j]), f"correlation {correlation:.3f}"))
+    return findings
+
+
+def _first_of_each(looks: Sequence[Look]) -> list[int]:
+    """One index for every image, however often it is there."""
+    firsts = {look.digest: i for i, look in reversed(list(enumerate(looks)))}
+    return sorted(firsts.values())

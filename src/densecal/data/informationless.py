@@ -1,0 +1,103 @@
+"""Images in which there is nothing to find, made from real ones, so that a network learns what no information is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from densecal.draws import uniform
+
+_KIND_STREAM, _PHASE_STREAM, _PATCH_STREAM, _CROP_STREAM = 401, 402, 403, 404
+_PATCHES = 8  # a side
+_CROPS = 32  # tried an image
+_CROP_SIDES = (0.15, 0.6)  # of the side
+
+
+def chosen(ids: Tensor, epoch: int, seed: int, share: float) -> Tensor:
+    """Which samples of a batch lose their information this epoch, a function of (seed, epoch, index): bool (B,)."""
+    return (uniform(seed, epoch, ids, _KIND_STREAM, 2)[:, 0] < share) & (ids >= 0)
+
+
+def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int, seed: int) -> Tensor:
+    """Take away what could be found in images.
+
+    One of three ways, each with probability 1/3. The phases of its frequencies are drawn anew, which keeps the
+    spectrum and no shape; 8 x 8 patches change places, which keeps textures and no object; a part without any
+    foreground is enlarged to the whole, which keeps a real surface (patches change places where there is no such part).
+
+    Args:
+        images: (B, 3, H, W) floats in [0, 1].
+        masks: Foreground masks (B, 1, H, W).
+        index: Sample ids (B,).
+        epoch: Epoch, from 0.
+        seed: Seed of the run.
+
+    Returns:
+        Images of the same shape; the mask of each is empty.
+    """
+    kind = uniform(seed, epoch, index, _KIND_STREAM, 2)[:, 1].view(-1, 1, 1, 1)
+    shuffled = with_patches_shuffled(images, uniform(seed, epoch, index, _PATCH_STREAM, _PATCHES**2))
+    background = background_crop(images, masks, uniform(seed, epoch, index, _CROP_STREAM, 3 * _CROPS), shuffled)
+    noise = uniform(seed, epoch, index, _PHASE_STREAM, images.shape[2] * images.shape[3])
+    scrambled = with_phases_scrambled(images, noise)
+    return torch.where(kind < 1 / 3, scrambled, torch.where(kind < 2 / 3, shuffled, background))
+
+
+def with_phases_scrambled(images: Tensor, noise: Tensor) -> Tensor:
+    """Add the phases of white noise (B, H * W) to those of all channels, and cut to [0, 1]."""
+    height, width = images.shape[2:]
+    phase = torch.fft.rfft2(noise.view(-1, 1, height, width)).angle()
+    spectrum = torch.fft.rfft2(images) * torch.polar(torch.ones_like(phase), phase)
+    scrambled: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    return scrambled.clamp(0.0, 1.0)
+
+
+def with_patches_shuffled(images: Tensor, draws: Tensor) -> Tensor:
+    """Let square patches change places, in an order given by draws (B, 64)."""
+    batch, channels, height, width = images.shape
+    order = draws.argsort(dim=1)
+    high, wide = -(-height // _PATCHES), -(-width // _PATCHES)
+    y = torch.arange(height, device=images.device).view(1, -1, 1)
+    x = torch.arange(width, device=images.device).view(1, 1, -1)
+    patch = order.gather(1, (y // high * _PATCHES + x // wide).flatten().expand(batch, -1)).view(batch, height, width)
+    # sides that are no multiple of 8 leave smaller patches at the edge
+    from_y = (patch // _PATCHES * high + y % high).clamp(max=height - 1)
+    from_x = (patch % _PATCHES * wide + x % wide).clamp(max=width - 1)
+    place = (from_y * width + from_x).view(batch, 1, -1).expand(-1, channels, -1)
+    return images.flatten(2).gather(2, place).view_as(images)
+
+
+def background_crop(images: Tensor, masks: Tensor, draws: Tensor, otherwise: Tensor) -> Tensor:
+    """Enlarge the largest of some random squares without foreground to the whole image.
+
+    Args:
+        images: (B, 3, H, W).
+        masks: (B, 1, H, W).
+        draws: Uniforms (B, 3 * squares): side, x and y of each.
+        otherwise: What an image becomes where all squares hold foreground.
+    """
+    batch, _, height, width = images.shape
+    size, x, y = draws.view(batch, 3, -1).unbind(dim=1)
+    low, high = _CROP_SIDES
+    side = low + (high - low) * size
+    left, top = x * (1 - side), y * (1 - side)
+    # sums over rectangles from a table of sums with a border of zeros
+    table = torch.nn.functional.pad((masks[:, 0] > 0).float().cumsum(1).cumsum(2), (1, 0, 1, 0)).flatten(1)
+
+    def corner(row: Tensor, column: Tensor) -> Tensor:
+        return table.gather(1, row * (width + 1) + column)
+
+    # half a pixel more on each side, for the interpolation
+    top_, left_ = (top * height - 0.5).clamp(min=0).long(), (left * width - 0.5).clamp(min=0).long()
+    bottom = ((top + side) * height + 0.5).ceil().long().clamp(max=height)
+    right = ((left + side) * width + 0.5).ceil().long().clamp(max=width)
+    inside = corner(bottom, right) - corner(top_, right) - corner(bottom, left_) + corner(top_, left_)
+    best = torch.where(inside == 0, side, torch.zeros_like(side)).max(dim=1)
+    pick = best.indices[:, None]
+    scale = side.gather(1, pick)
+    centre = torch.cat([left.gather(1, pick), top.gather(1, pick)], dim=1) * 2 + scale - 1
+    theta = torch.cat([scale[:, :, None] * torch.eye(2, device=images.device), centre[:, :, None]], dim=2)
+    grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
+    crop = grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    return torch.where(best.values.view(-1, 1, 1, 1) > 0, crop, otherwise)
