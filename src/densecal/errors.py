@@ -1,4 +1,4 @@
-"""The one error users see for bad input: it names the file or key, what was found and what was expected."""
+"""What the command line answers with one line: bad input, naming file or key, and having been asked to stop."""
 
 from __future__ import annotations
 
@@ -23,3 +23,7 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         """Survive the way back from a worker process."""
         return InputError, (self.where, self.found, self.expected)
+
+
+class Preempted(Exception):
+    """The process was asked to stop (SIGTERM); what it left behind can be resumed."""

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from densecal.data import Source, open_source
-from densecal.data.decoding import CHUNK, decode_all, read_pair
+from densecal.data import open_source
+from densecal.data.decoding import Reading, decode_all
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Total
 from densecal.scoring import Settings
@@ -85,8 +84,8 @@ def load_image_set(
     if not (without_foreground or source.has_masks):
         raise InputError(str(images), "images without masks", "masks, or a set that is out of distribution")
     names = list(source.names if only is None else only)
-    job = _Reading(source, names, size, classes, ignore_index, without_foreground)
-    pixels, truths = zip(*decode_all(job, workers, progress), strict=True)
+    reading = Reading(source, names, size, classes, ignore_index, without_foreground)
+    pixels, truths = zip(*decode_all(reading, workers, progress), strict=True)
     return ImageSet(name, names, np.stack(pixels), list(truths), classes, ignore_index)
 
 
@@ -116,7 +115,7 @@ def evaluate_model(
 
     Returns:
         One evaluation a calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
-        maximum, with a histogram over pixels and the mean of every image.
+        maximum, with a histogram over the valid pixels and their mean in every image, NaN where it has none.
     """
     settings = Settings(bins, False, data.classes, data.ignore_index)
     scores = {name: _Scores(settings, calibrate) for name, calibrate in (calibrators or {"model": None}).items()}
@@ -155,32 +154,6 @@ def model_outputs(
             yield samples, _resized(images[part], shape), _resized(z[part], shape), y
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Images resized, masks as they are."""
-
-    source: Source
-    names: Sequence[str]
-    size: int
-    classes: int
-    ignore_index: int | None
-    without_foreground: bool
-
-    def run(self, start: int) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-        return [self._read(name) for name in self.names[start : start + CHUNK]]
-
-    def _read(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if self.without_foreground:
-            image = self.source.image(name)
-            mask = np.zeros(image.shape[:2], np.uint8)
-        else:
-            image, mask, _ = read_pair(self.source, name, self.classes, self.ignore_index)
-            if self.classes == 1:
-                mask //= 255
-        resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
-        return np.asarray(resized), mask
-
-
 class _Scores:
     """The sums of one calibrator's evaluation."""
 
@@ -199,19 +172,24 @@ class _Scores:
             p = z.double().sigmoid() if self.binary else z.double().softmax(dim=1)
         self.total.stems += names
         self.total.meter.update(p, y)
-        self._add_entropy(p)
+        self._add_entropy(p, y)
         if self.total.segmentation is not None:
             self.total.segmentation.update_levels(_level_counts(p[:, 0], y).cpu().numpy())
         if self.total.confusion is not None:
             labels, truth = p.argmax(dim=1).cpu().numpy(), y.cpu().numpy()
             self.total.confusion.update(labels, truth, self.total.meter.ignore_index)
 
-    def _add_entropy(self, p: Tensor) -> None:
+    def _add_entropy(self, p: Tensor, y: Tensor) -> None:
         classes = torch.cat([1 - p, p], dim=1) if self.binary else p
         h = torch.special.entr(classes).sum(dim=1) / np.log(classes.shape[1])
-        cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1).flatten()
-        self.histogram = self.histogram + torch.bincount(cell, minlength=ENTROPY_BINS)
-        self.entropies.append(h.flatten(1).mean(dim=1))
+        cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1)
+        void = self.total.meter.ignore_index
+        if void is not None:  # void pixels go to a bin that is cut off
+            valid = y != void
+            h, cell = h.masked_fill(~valid, torch.nan), cell.masked_fill(~valid, ENTROPY_BINS)
+        counts = torch.bincount(cell.flatten(), minlength=ENTROPY_BINS + 1)
+        self.histogram = self.histogram + counts[:ENTROPY_BINS]
+        self.entropies.append(h.flatten(1).nanmean(dim=1))
 
     def evaluation(self, name: str, dataset: str) -> Evaluation:
         if not self.total.stems:

@@ -1,6 +1,7 @@
 """The loop: what it leaves behind, that a kill loses nothing, that two processes equal one, that bad input is clear."""
 
 import csv
+import json
 import os
 import random
 import signal
@@ -13,8 +14,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from densecal.data.informationless import chosen
 from densecal.data.scenes import generate, write
 from densecal.errors import InputError
+from densecal.methods import Method
 from densecal.training.loop import train
 from tests.training.common import command, end_state, environment, log_lines, run, small_config, train_command
 
@@ -149,7 +152,7 @@ def test_accumulated_gradients_equal_a_larger_batch(tmp_path):
 def test_two_processes_equal_one(tmp_path):
     train_scenes = 11  # odd batches, so that one process is padded
     shared = (
-        "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 16}", "optim.lr=1e-3",
+        "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 16}", "optim.lr=5e-4",
         f"data.scenes.train={train_scenes}", "optim.epochs=3", "engine.accelerator=cpu",
     )  # fmt: skip
     for devices in (1, 2):
@@ -270,3 +273,46 @@ def test_a_grey_mask_is_warned_of(tmp_path, folder):
     done = run(folder_command(tmp_path, folder))
     assert done.returncode == 0, done.stderr
     assert "hold grey values" in done.stderr
+
+
+def test_images_without_information_are_nobodys_and_empty(tmp_path, monkeypatch):
+    seen = []
+    prepare = Method.prepare
+
+    def watched(self, images, masks, index):
+        seen.append((self.epoch, index.clone(), masks.flatten(1).sum(dim=1)))
+        return prepare(self, images, masks, index)
+
+    monkeypatch.setattr(Method, "prepare", watched)
+    train(small_config("data.informationless=0.5", "data.augment=none", "method.name=bce"), tmp_path / "run")
+    for epoch in range(3):
+        stripped = chosen(torch.arange(18), epoch, 0, 0.5)
+        kept = torch.cat([index for when, index, _ in seen if when == epoch])
+        assert sorted(kept.tolist()) == sorted([-1] * int(stripped.sum()) + torch.arange(18)[~stripped].tolist())
+    index, foreground = (torch.cat([entry[place] for entry in seen]) for place in (1, 2))
+    assert not foreground[index < 0].any()
+    assert foreground[index >= 0].any()
+
+
+def test_images_without_information_need_foreground_masks():
+    with pytest.raises(InputError, match="informationless"):
+        small_config("data.informationless=0.1", "data.classes=3", "method.name=bce")
+
+
+def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
+    whole, stopped = (
+        train_command(tmp_path / name, "optim.epochs=8", "optim.batch=2") for name in ("whole", "stopped")
+    )
+    assert run(whole).returncode == 0
+    with subprocess.Popen(stopped, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and _count(tmp_path / "stopped") < 2:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        message = process.communicate()[1].decode()
+    assert process.returncode == 143, message
+    assert "--resume goes on there" in message
+    meta = json.loads((tmp_path / "stopped" / "checkpoints" / "last" / "meta.json").read_text())
+    assert 2 <= meta["epoch"] < 8
+    done = run([*stopped, "--resume"])
+    assert done.returncode == 0, done.stderr
+    assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")

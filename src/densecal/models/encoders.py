@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -63,6 +64,12 @@ def skeleton(encoder: str, **options: Any) -> nn.Module:
     return model
 
 
+def feature_strides(encoder: str) -> list[int]:
+    """List the strides of an encoder's feature maps."""
+    info: Any = skeleton(encoder, features_only=True).feature_info
+    return list(info.reduction())
+
+
 class FeaturePyramid(nn.Module):
     """Feature maps of a timm encoder at given strides, channels first.
 
@@ -94,3 +101,53 @@ class FeaturePyramid(nn.Module):
         if self.channels_last:
             features = [feature.permute(0, 3, 1, 2).contiguous() for feature in features]
         return features
+
+
+class EncoderTail(nn.Module):
+    """A copy of an encoder's layers behind one of its maps, to be run on a changed version of that map.
+
+    Args:
+        pyramid: The encoder.
+        level: Which of its maps, from 0.
+
+    Raises:
+        ValueError: If the encoder is no chain of layers that can be entered in the middle.
+    """
+
+    def __init__(self, pyramid: FeaturePyramid, level: int) -> None:
+        super().__init__()
+        self.level = level
+        chain = _chain(pyramid.model)
+        maps = [place for place, (_, is_map) in enumerate(chain) if is_map]
+        self.first, self.last = maps[level] + 1, maps[-1] + 1
+        self.is_map = [is_map for _, is_map in chain[self.first : self.last]]
+        self.channels_last = pyramid.channels_last
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for layer, _ in chain[self.first : self.last])
+
+    def copy_weights(self, pyramid: FeaturePyramid) -> None:
+        """Take over the weights of the encoder's own layers."""
+        sources = [layer for layer, _ in _chain(pyramid.model)[self.first : self.last]]
+        for layer, source in zip(self.layers, sources, strict=True):
+            layer.load_state_dict(source.state_dict())
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the encoder's maps behind the one that ``x`` (B, C, H, W) takes the place of."""
+        x = x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
+        maps = []
+        for layer, is_map in zip(self.layers, self.is_map, strict=True):
+            x = layer(x)
+            if is_map:
+                maps.append(x.permute(0, 3, 1, 2).contiguous() if self.channels_last else x)
+        return maps
+
+
+def _chain(model: Any) -> list[tuple[nn.Module, bool]]:
+    """The layers of a timm feature extractor in their order, and whether each one's output is one of its maps."""
+    if hasattr(model, "return_layers"):  # ResNet, VGG, Swin, ConvNeXt and most others
+        return [(layer, name in model.return_layers) for name, layer in model.items()]
+    if hasattr(model, "_stage_out_idx") and model.feature_hooks is None:  # EfficientNet and MobileNet
+        stem = nn.Sequential()  # its map, of stride 2, is stage 0
+        return [(stem, 0 in model._stage_out_idx)] + [
+            (block, place + 1 in model._stage_out_idx) for place, block in enumerate(model.blocks)
+        ]
+    raise ValueError(f"its layers ({type(model).__name__}) cannot be entered in the middle")

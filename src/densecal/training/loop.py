@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import csv
 import hashlib
+import importlib.util
 import io
 import json
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,16 @@ from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
-from densecal.data.augment import augment
-from densecal.errors import InputError
+from densecal.data.augment import at_random_size, augment
+from densecal.data.informationless import chosen, without_information
+from densecal.errors import InputError, Preempted
 from densecal.files import rounded, write_text
 from densecal.methods import Method, create
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
 from densecal.models import build
 from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, parse_config
-from densecal.training.criterion import Criterion, PlainCriterion
+from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
 from densecal.training.feed import (
     Batch,
     Data,
@@ -39,12 +42,14 @@ from densecal.training.feed import (
     to_device,
     validation_batches,
 )
+from densecal.training.graphs import replay_training
 from densecal.training.logs import Log
+from densecal.training.optimizers import create_optimizers
+from densecal.training.preemption import Place, stop_on_sigterm
 from densecal.training.schedule import learning_rate
 
 CHECK_EVERY = 50
 """Steps between looks at the losses on a device that runs ahead; on the CPU every step is looked at."""
-COMPILE_PAYS_STEPS = 20_000
 LOGGED = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
@@ -57,6 +62,8 @@ class Run:
     config: Config
     fabric: Fabric
     data: Data
+    resident: bool
+    """Whether all samples are on the device."""
     model: _FabricModule
     network: nn.Module
     """The module behind ``model``, which may be wrapped for several processes."""
@@ -64,6 +71,10 @@ class Run:
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
     criterion: Criterion
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the process is asked to end."""
+    place: Place | None = None
+    """Where an interrupted epoch goes on."""
 
     @property
     def best_network(self) -> nn.Module:
@@ -87,6 +98,7 @@ def train(
 
     Raises:
         InputError: Bad data, a bad setting, a folder in use, a loss that is not finite.
+        Preempted: SIGTERM came; ``resume`` goes on at the next step (of several processes, at the next epoch).
     """
     _check_folder(config, out, resume)
     fabric = _fabric(config)
@@ -102,38 +114,42 @@ def train(
     run = _assemble(config, fabric, data)
     first = 0
     best = float("inf")
-    log = Log(out, enabled=fabric.global_rank == 0)
+    log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
     for problem in problems:
         warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=2)
     if found is not None:
         first, best = int(found.meta["epoch"]), float(found.meta["best"])
         _restore(run, found, out)
+    log.keep(first)
     if fabric.global_rank == 0:
         write_text(out / "config.yaml", dump_config(config))
-    log.keep(first)
     result = None
-    for epoch in range(first, config.total_epochs):
-        start = time.perf_counter()
-        loss = train_epoch(run, epoch, progress)
-        seconds = time.perf_counter() - start
-        result = validate(run, progress)
-        run.method.after_epoch(result)
-        line = {
-            "epoch": epoch + 1,
-            "loss": loss,
-            "lr": learning_rate(config.optim, epoch),
-            "images_per_second": len(data.train) / seconds,
-            "validation": {name: getattr(result, name) for name in LOGGED},
-            "method": run.method.statistics(),
-        }
-        log.write(line)
-        if progress:
-            progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, _shown(loss, result, run.method))
-        improved = result.brier < best
-        best = min(best, result.brier)
-        if fabric.global_rank == 0:
-            _save(run, out, epoch + 1, best, improved)
-        fabric.barrier()
+    with log, stop_on_sigterm() as run.stop:
+        for epoch in range(first, config.total_epochs):
+            start = time.perf_counter()
+            loss = train_epoch(run, epoch, progress)
+            if run.place is not None:
+                _save(run, out, epoch, best, improved=False)
+                raise Preempted(f"stopped after step {run.place.step} of epoch {epoch + 1}; --resume goes on there")
+            seconds = time.perf_counter() - start
+            result = validate(run, progress)
+            run.method.after_epoch(result)
+            line = {
+                "epoch": epoch + 1,
+                "loss": loss,
+                "lr": learning_rate(config.optim, epoch),
+                "images_per_second": len(data.train) / seconds,
+                "validation": {name: getattr(result, name) for name in LOGGED},
+                "method": run.method.statistics(),
+            }
+            log.write(line)
+            if progress:
+                progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, _shown(loss, result, run.method))
+            improved = result.brier < best
+            best = min(best, result.brier)
+            if fabric.global_rank == 0:
+                _save(run, out, epoch + 1, best, improved)
+            fabric.barrier()
     return result
 
 
@@ -141,7 +157,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
     """One pass over the training images.
 
     Returns:
-        The mean loss.
+        The mean loss, so far where the process was asked to end; then ``run.place`` says where.
     """
     config, fabric, method = run.config, run.fabric, run.method
     rank, world = fabric.global_rank, fabric.world_size
@@ -150,31 +166,49 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
     run.model.train()
     batches = epoch_batches(len(run.data.train), config.optim.batch, epoch, config.engine.seed, rank, world)
     losses = torch.zeros(len(batches), device=fabric.device)
-    for step, (batch, images, masks) in enumerate(_loaded(run, run.data.train, batches)):
+    first = _go_on(run, losses)
+    for step, (batch, images, masks) in enumerate(_loaded(run, run.data.train, batches[first:]), first):
         index = torch.from_numpy(batch.ids).to(fabric.device, non_blocking=True)
         images, masks = augment(
             images, masks, index, epoch, config.engine.seed, config.data.augment, config.data.ignore_index
         )
-        images, targets = method.prepare(images, masks, index)
+        if config.data.sizes:
+            images, masks = at_random_size(images, masks, config.data.sizes, step, epoch, config.engine.seed)
         weight = (index >= 0).float() if batch.own < len(batch.ids) else None
+        if config.data.informationless:
+            images, masks, index = _strip(run, batch, images, masks, index, epoch)
+        images, targets = method.prepare(images, masks, index)
         last = (step + 1) % config.optim.accumulate == 0 or step + 1 == len(batches)
         with fabric.no_backward_sync(run.model, enabled=not last):
-            by_optimizer, logits = run.criterion.step(run.model, images, masks, targets, method, weight)
+            by_optimizer, logits = run.criterion.step(run.model, images, masks, targets, method, weight, index)
             loss = torch.stack(list(by_optimizer.values())).sum()
             # a process that was padded weighs less, so that the gradient is that of the whole batch
             share = batch.own * world / batch.whole
             fabric.backward(loss * (share / config.optim.accumulate))
-        losses[step] = loss.detach()
+        losses[step] = loss.detach() * share
         if fabric.device.type == "cpu" or (step + 1) % CHECK_EVERY == 0 or step + 1 == len(batches):
             _check_losses(run, losses[: step + 1], batches)
         if last:
-            _step(run, epoch + (step + 1) / len(batches) if config.optim.schedule == "cosine" else epoch)
+            _step(run, epoch + step / len(batches), len(batches) / config.optim.accumulate)
         method.after_step(logits.detach(), masks, index)
         if progress and rank == 0:
             progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches), {})
+        if run.stop.is_set() and last and world == 1:
+            run.place = Place.here(losses[: step + 1])
+            break
     mean = fabric.all_reduce(losses.mean(), reduce_op="mean")
     assert isinstance(mean, Tensor)
     return float(mean)
+
+
+def _go_on(run: Run, losses: Tensor) -> int:
+    """Take up an epoch where it was left; the number of its steps that are done."""
+    place, run.place = run.place, None
+    if place is None:
+        return 0
+    losses[: place.step] = place.losses.to(losses.device)
+    place.restore_random(losses.device)
+    return place.step
 
 
 @torch.no_grad()
@@ -235,7 +269,7 @@ def _assemble(config: Config, fabric: Fabric, data: Data) -> Run:
     torch.manual_seed(engine.seed)
     given = config.model
     try:
-        network: nn.Module = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
+        network = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
     except InputError:
         raise
     except ValueError as error:
@@ -253,48 +287,74 @@ def _assemble(config: Config, fabric: Fabric, data: Data) -> Run:
         seed=engine.seed,
         **config.method_options,
     ).to(fabric.device)
-    steps = config.total_epochs * -(-len(data.train) // optim.batch)
-    compiled = on_cuda and steps >= COMPILE_PAYS_STEPS if engine.compile is None else engine.compile
-    family = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
-    optimizer = family(network.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
-    if compiled:
+    criterion = criterion_of(network.network)
+    plain = isinstance(criterion, PlainCriterion)
+    if config.method.name == "mixup" and not plain:
+        raise InputError("method.name", f"mixup for {given.arch}, whose losses need masks of unmixed images", "another")
+    optimizers = create_optimizers(network.network, optim)
+    if engine.compile:
         # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
         network.compile(dynamic=False)
-    model, optimizer = fabric.setup(network, optimizer)
-    for samples in (data.train, data.validation):
-        samples.resident(fabric.device)
-    return Run(config, fabric, data, model, network, average, method, {"main": optimizer}, PlainCriterion())
+    elif on_cuda and engine.fused and engine.channels_last and importlib.util.find_spec("triton"):
+        from densecal.training.fused import fuse_normalisation
+
+        fuse_normalisation(network)
+    if on_cuda and engine.graphs and not engine.compile and fabric.world_size == 1 and optim.accumulate == 1 and plain:
+        replay_training(network)
+    model, *ready = fabric.setup(network, *optimizers.values())
+    optimizers = dict(zip(optimizers, ready, strict=True))
+    resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
+    return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)
 
 
 def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Batches on the device, gathered ahead by a thread; a padding sample is a copy of another."""
+    """Batches on the device, gathered ahead by a thread where they come from elsewhere; padding copies a sample."""
 
     def gathered() -> Iterator[tuple[Batch, Tensor, Tensor]]:
         for batch in batches:
             yield batch, *samples.batch(batch.ids.clip(min=0))
 
-    for batch, images, masks in prefetched(gathered()):
+    for batch, images, masks in gathered() if run.resident else prefetched(gathered()):
         on_device = to_device(
             images, masks, run.fabric.device, run.config.data.classes, run.config.engine.channels_last
         )
         yield batch, *on_device
 
 
-def _step(run: Run, epoch: float) -> None:
-    rate = learning_rate(run.config.optim, epoch)
+def _strip(
+    run: Run, batch: Batch, images: Tensor, masks: Tensor, index: Tensor, epoch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the information out of a share of the images; to the method they are nobody's, with clean, empty masks."""
+    seed, ids = run.config.engine.seed, torch.from_numpy(batch.ids)
+    # chosen on the CPU, so that the device need not be asked how many they are
+    rows = chosen(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0].to(index.device, non_blocking=True)
+    if len(rows):
+        stripped = without_information(images[rows], masks[rows], index[rows], epoch, seed)
+        images = images.index_copy(0, rows, stripped)
+        masks, index = masks.index_fill(0, rows, 0), index.index_fill(0, rows, -1)
+    return images, masks, index
+
+
+def _step(run: Run, epoch: float, epoch_steps: float) -> None:
+    rate = learning_rate(run.config.optim, epoch, epoch_steps)
     for optimizer in run.optimizers.values():
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if run.average is not None:
-        with torch.no_grad():
-            decay = run.config.optim.ema
-            for kept, now in zip(run.average.state_dict().values(), run.network.state_dict().values(), strict=True):
-                if kept.is_floating_point():
-                    kept.lerp_(now, 1.0 - decay)
-                else:
-                    kept.copy_(now)
+        _follow(run.average, run.network, run.config.optim.ema)
+
+
+@torch.no_grad()
+def _follow(average: nn.Module, network: nn.Module, decay: float) -> None:
+    """Move an average of the weights toward them; counters are copied."""
+    pairs = list(zip(average.state_dict().values(), network.state_dict().values(), strict=True))
+    floats = [pair for pair in pairs if pair[0].is_floating_point()]
+    torch._foreach_lerp_([kept for kept, _ in floats], [now for _, now in floats], 1.0 - decay)
+    for kept, now in pairs:
+        if not kept.is_floating_point():
+            kept.copy_(now)
 
 
 def _check_losses(run: Run, losses: Tensor, batches: list[Batch]) -> None:
@@ -315,6 +375,8 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
     training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
     if run.average is not None:
         training["weights"] = run.network.state_dict()
+    if run.place is not None:
+        training["place"] = run.place.state()
     meta = {"epoch": epoch, "best": best, "samples": _names_digest(run), "config": config.model_dump(mode="json")}
     weights = run.best_network.state_dict()
     last = out / "checkpoints" / "last"
@@ -340,7 +402,8 @@ def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
     if found.meta.get("samples") != _names_digest(run):
         raise InputError(out, "a run on other images than those there now", "the images the run was started with")
     training = dict(found.optimizer)
-    weights = training.pop("weights", None)
+    weights, place = training.pop("weights", None), training.pop("place", None)
+    run.place = None if place is None else Place(**place)
     run.best_network.load_state_dict(found.model)
     if weights is not None:
         run.network.load_state_dict(weights)

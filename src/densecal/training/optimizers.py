@@ -1,0 +1,53 @@
+"""The optimizers of a run: ``main``, and one for each part of the network that has its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from densecal.errors import InputError
+from densecal.training.config import OptimConfig
+
+MAIN = "main"
+
+
+def create_optimizers(network: nn.Module, optim: OptimConfig) -> dict[str, torch.optim.Optimizer]:
+    """Create the optimizers by name, with a group of parameters for each learning rate.
+
+    A group's ``factor`` is its learning rate as a share of ``optim.lr``, by which the schedule is multiplied.
+
+    Args:
+        network: The bare network; the parts it names in ``separate`` get an optimizer each.
+        optim: Settings; the longest key of ``optim.lrs`` that a parameter's name starts with is its learning rate.
+
+    Raises:
+        InputError: A key of ``optim.lrs`` is no part of the network.
+    """
+    separate: tuple[str, ...] = getattr(network, "separate", ())
+    groups: dict[str, dict[float, list[nn.Parameter]]] = {owner: {} for owner in (MAIN, *separate)}
+    names = [name for name, _ in network.named_parameters()]
+    for part in optim.lrs:
+        if not any(_belongs(name, part) for name in names):
+            parts = ", ".join(name for name, _ in network.named_children())
+            raise InputError(f"optim.lrs.{part}", "no part of the network", f"one of {parts}, or a part of these")
+    for name, parameter in network.named_parameters():
+        owner = next((part for part in separate if _belongs(name, part)), MAIN)
+        own = max((part for part in optim.lrs if _belongs(name, part)), key=len, default=None)
+        rate = optim.lr if own is None else optim.lrs[own]
+        groups[owner].setdefault(rate, []).append(parameter)
+    return {owner: _optimizer(rates, optim) for owner, rates in groups.items()}
+
+
+def _optimizer(rates: dict[float, list[nn.Parameter]], optim: OptimConfig) -> torch.optim.Optimizer:
+    groups = [{"params": ps, "lr": rate, "factor": rate / optim.lr} for rate, ps in rates.items()]
+    common: dict[str, Any] = {"lr": optim.lr, "weight_decay": optim.weight_decay, "fused": True}
+    if optim.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, nesterov=True, **common)
+    family = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
+    return family(groups, betas=optim.betas, **common)
+
+
+def _belongs(name: str, part: str) -> bool:
+    return name.startswith(f"{part}.")
