@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow soak lint format docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/densecal demo --out demo
@@ -15,6 +15,11 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
+# damaged files and killed commands, with the counts printed; about half an hour on two cores
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.fuzz --cases 10000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 50
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,14 +29,17 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP)
 	$(BIN)/python -W ignore benchmarks/metrics.py; first=$$?; $(BIN)/python benchmarks/training.py && exit $$first
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("densecal needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,export,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,export,docs,dev]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo build dist site

@@ -63,7 +63,8 @@ def main():
     print(f"{given.arch} {given.encoder} {given.size} x {given.size}, batch {given.batch}, forward and backward")
     print(f"  arithmetic {flops / 1e9:8.1f} GFLOP an image -> at most {given.tflops * 1e12 / flops:8.0f} images/s")
     print(f"  traffic    {traffic / 1e6:8.1f} MB    an image -> at most {given.tbps * 1e12 / traffic:8.0f} images/s")
-    print(f"  {kernels} operations a step; at 5 us each to launch -> at most {given.batch / (kernels * 5e-6):8.0f} images/s")
+    launched = given.batch / (kernels * 5e-6)
+    print(f"  {kernels} operations a step; at 5 us each to launch -> at most {launched:8.0f} images/s")
 
 
 if __name__ == "__main__":

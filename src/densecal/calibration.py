@@ -18,9 +18,9 @@ from densecal import posthoc
 from densecal.data import Source, open_source
 from densecal.data.images import read_foreground, read_map, read_mask
 from densecal.errors import InputError
-from densecal.evaluation import find_maps, find_pairs
 from densecal.files import write_atomically
 from densecal.metrics.segmentation import count_levels
+from densecal.pairing import find_maps, find_pairs
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from densecal.data.scenes import generate, write
+from densecal.data.scenes import Scenes, generate, write
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, evaluate, paired_differences
 from densecal.files import write_json, write_text
 from densecal.prediction import load_predictor, predict
+from densecal.report import pictures
+from densecal.report.gallery import Example, Folders, folder_examples
 from densecal.report.page import Page, write_page
+from densecal.report.runs import read_run, with_extremes
 from densecal.training.config import load_config
 from densecal.training.loop import train
 
 HELD_OUT = 200
+EXAMPLES = 24
 HELD_OUT_SEED = 1000
 """Apart from the recipe's seed, so that no held-out scene was trained or validated on."""
 MARKER = ".densecal-demo"
@@ -43,23 +43,26 @@ def run_demo(out: Path, progress: Progress | None = None) -> list[Evaluation]:
     write_text(out / MARKER, "made by densecal demo, which replaces this folder when it runs again\n")
     scenes = generate(HELD_OUT, load_config("demo").data.size, HELD_OUT_SEED)
     write(scenes, out / "held-out")
-    evaluations, logs = [], {}
+    evaluations, runs = [], []
     for name, overrides in RUNS.items():
         titled = None if progress is None else _titled(progress, name)
         train(load_config("demo", overrides), out / name, progress=titled)
-        logs[name] = [json.loads(line) for line in (out / name / "log.jsonl").read_text().splitlines()]
+        runs.append(with_extremes(read_run(out / name, name)))
         predict(load_predictor(out / name), out / "held-out" / "images", out / "maps" / name, batch=20)
         evaluations.append(
             evaluate(out / "maps" / name, out / "held-out" / "masks", name=name, dataset="held-out scenes")
         )
     records = [evaluation.record for evaluation in evaluations]
-    write_json(out / "evaluation.json", {"evaluations": records, "paired": paired_differences(evaluations)})
+    paired = paired_differences(evaluations)
+    write_json(out / "evaluation.json", {"evaluations": records, "paired": paired})
+    folders = Folders(out / "maps", out / "held-out" / "masks", out / "held-out" / "images")
     page = Page(
         title="densecal: a demonstration",
         lead=_lead(evaluations),
         records=records,
-        logs=logs,
-        examples=[(f"{i:05}", _pictures(out, i, scenes.probability[i])) for i in range(6)],
+        paired=paired,
+        runs=runs,
+        examples=[_with_truth(example, scenes) for example in folder_examples(records, folders, EXAMPLES)],
         commands=_commands(),
     )
     write_page(page, out / "report.html")
@@ -95,18 +98,13 @@ def _lead(evaluations: list[Evaluation]) -> list[str]:
     ]
 
 
-def _pictures(out: Path, i: int, probability: NDArray[np.float32]) -> dict[str, NDArray[np.uint8]]:
-    """What one scene looks like to the eye, to an annotator, in truth, and to the two models."""
-    held_out = out / "held-out"
-    pictures = {
-        "scene": np.asarray(Image.open(held_out / "images" / f"{i:05}.png")),
-        "drawn mask": np.asarray(Image.open(held_out / "masks" / f"{i:05}.png")),
-        "true probability": np.rint(probability * 255).astype(np.uint8),
-    }
-    for name in RUNS:
-        levels = np.asarray(Image.open(out / "maps" / name / f"{i:05}.png"))
-        pictures[name] = np.rint(levels / 257).astype(np.uint8)
-    return pictures
+def _with_truth(example: Example, scenes: Scenes) -> Example:
+    """Add what no photograph has: the probability from which the mask was drawn."""
+    truth = pictures.share("probability", scenes.probability[int(example.name)])
+    image, mask, *others = example.pictures
+    order = [image, mask, "true probability", *others]
+    found = {**example.pictures, "true probability": truth}
+    return replace(example, pictures={heading: found[heading] for heading in order})
 
 
 def _commands() -> list[str]:

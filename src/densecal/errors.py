@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LONGEST = 500
+"""Characters of what was found; the rest of a longer text is no help."""
+
 
 class InputError(ValueError):
     """Bad input from the user; the command line prints it as one line and exits with code 2.
@@ -16,14 +19,14 @@ class InputError(ValueError):
 
     def __init__(self, where: str | Path, found: str, expected: str) -> None:
         self.where = str(where)
-        self.found = found
+        self.found = found if len(found) <= LONGEST else f"{found[: LONGEST - 3]}..."
         self.expected = expected
-        super().__init__(f"{self.where}: {found}; expected {expected}")
+        super().__init__(f"{self.where}: {self.found}; expected {expected}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         """Survive the way back from a worker process."""
         return InputError, (self.where, self.found, self.expected)
 
 
-class Preempted(Exception):
+class Preempted(Exception):  # noqa: N818 - not an error: it was asked for
     """The process was asked to stop (SIGTERM); what it left behind can be resumed."""

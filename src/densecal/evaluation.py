@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from densecal.data.images import IMAGE_SUFFIXES, MAP_SUFFIXES
 from densecal.errors import InputError
 from densecal.metrics.entropy import EntropySums
+from densecal.metrics.exact import ExactSums
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
+from densecal.pairing import dataset_name, find_pairs, skipped_entry
 from densecal.scoring import FEW_LEVELS, Findings, Pair, Part, Settings, score_pairs
+from densecal.sharding import ALONE, Processes
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
@@ -62,6 +64,7 @@ def evaluate(
     workers: int = 1,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Score a folder of prediction maps against a folder of masks.
 
@@ -74,6 +77,8 @@ def evaluate(
         workers: Processes to use.
         skip_bad: Leave out what cannot be read, and list it, instead of stopping.
         progress: Called with (done, total) pairs.
+        processes: Those that share the work, all of which make this call. The first gets the evaluation, the same to
+            the bit however many they are; the others get an empty one.
 
     Returns:
         The evaluation.
@@ -82,93 +87,72 @@ def evaluate(
         InputError: A file is missing, unreadable or not what it should be.
     """
     pairs, skipped = find_pairs(predictions, masks, skip_bad)
-    total, bad = score_all(pairs, settings or Settings(), workers, skip_bad, progress)
+    total, bad = score_all(pairs, settings or Settings(), workers, skip_bad, progress, processes)
+    if not processes.first:
+        return nowhere()
     skipped += bad
     if not total.stems:
         raise InputError(predictions, "no map that could be scored", "at least one readable pair")
     if not total.meter.sketch.image_rows()[:, 0].any():
         raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
-    record = total.record(name or predictions.resolve().name, dataset or _dataset_name(masks), skipped)
+    record = total.record(name or predictions.resolve().name, dataset or dataset_name(masks), skipped)
     return Evaluation(record, total.stems, total.meter.sketch.image_rows())
 
 
+def nowhere() -> Evaluation:
+    """What processes other than the first have instead of an evaluation."""
+    return Evaluation({}, [], np.zeros((0, 0)))
+
+
 def score_all(
-    pairs: list[Pair], settings: Settings, workers: int, skip_bad: bool, progress: Progress | None
+    pairs: list[Pair],
+    settings: Settings,
+    workers: int,
+    skip_bad: bool,
+    progress: Progress | None,
+    processes: Processes = ALONE,
 ) -> tuple[Total, list[dict[str, str]]]:
     """Score the pairs and add everything up.
 
     Returns:
-        The sums, and what was skipped (empty unless ``skip_bad``).
+        The sums, and what was skipped (empty unless ``skip_bad``); of all processes on the first, of its own share on
+        another.
     """
-    total, skipped, done = Total(settings), [], 0
-    for part in _parts(pairs, settings, workers, lambda: total.folded):
-        if part.bad and not skip_bad:
-            raise part.bad[0][1]
-        skipped += [_skip(error) for _, error in part.bad]
-        total.add(part)
-        done += len(part.stems) + len(part.bad)
-        if progress:
-            progress(done, len(pairs))
+    try:
+        outcome: tuple[Total, list[dict[str, str]]] | InputError = _score_share(
+            processes.share(_chunks(pairs)), settings, workers, skip_bad, progress
+        )
+    except InputError as error:  # the others wait for this one's sums
+        outcome = error
+    outcomes = processes.gather(outcome) or [outcome]
+    total, skipped = Total(settings), []
+    for found in outcomes:
+        if isinstance(found, InputError):
+            raise found
+        total.merge(found[0])
+        skipped += found[1]
     return total, skipped
 
 
-def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[list[Pair], list[dict[str, str]]]:
-    """Match maps and masks by stem.
-
-    Returns:
-        The pairs in order of their stems, and what was skipped (empty unless ``skip_bad``).
-    """
-    maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
-    truths = _by_stem(masks, IMAGE_SUFFIXES, "mask")
-    lonely = [
-        InputError(maps[stem], "no mask of that name", f"{masks / stem} with an image suffix")
-        for stem in sorted(maps.keys() - truths.keys())
-    ]
-    lonely += [
-        InputError(
-            truths[stem],
-            "no prediction map of that name",
-            f"{predictions / stem} with an image or array suffix",
-        )
-        for stem in sorted(truths.keys() - maps.keys())
-    ]
-    if lonely and not skip_bad:
-        more = f" ({len(lonely)} files have no partner)" if len(lonely) > 1 else ""
-        raise InputError(lonely[0].where, lonely[0].found + more, lonely[0].expected)
-    pairs = [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())]
-    return pairs, [_skip(error) for error in lonely]
+def _score_share(
+    chunks: Sequence[list[Pair]], settings: Settings, workers: int, skip_bad: bool, progress: Progress | None
+) -> tuple[Total, list[dict[str, str]]]:
+    total, skipped, done = Total(settings), [], 0
+    pairs = sum(len(chunk) for chunk in chunks)
+    for part in _parts(chunks, settings, workers, lambda: total.folded):
+        if part.bad and not skip_bad:
+            raise part.bad[0][1]
+        skipped += [skipped_entry(error) for _, error in part.bad]
+        total.add(part)
+        done += len(part.stems) + len(part.bad)
+        if progress:
+            progress(done, pairs)
+    return total, skipped
 
 
-def find_maps(predictions: Path) -> list[Pair]:
-    """The maps of a folder, for images without foreground."""
-    maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
-    return [Pair(stem, maps[stem], None) for stem in sorted(maps)]
-
-
-def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Path, Path]]:
-    """The evaluations that a folder holds: (method, data set, maps, masks).
-
-    ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
-    ``masks`` holds a folder for every DATASET.
-    """
-    for folder in (predictions, masks):
-        if not folder.is_dir():
-            raise InputError(folder, "no such folder", "a folder")
-    if _files(predictions, MAP_SUFFIXES) or not _folders(predictions):
-        return [(predictions.resolve().name, _dataset_name(masks), predictions, masks)]
-    found = []
-    for method in _folders(predictions):
-        if _files(method, MAP_SUFFIXES):
-            found.append((method.name, _dataset_name(masks), method, masks))
-            continue
-        for dataset in _folders(method):
-            truth = masks / dataset.name
-            if not truth.is_dir():
-                raise InputError(truth, "no such folder", f"the masks for {dataset}")
-            found.append((method.name, dataset.name, dataset, truth))
-    if not found:
-        raise InputError(predictions, "no prediction maps", "maps, METHOD/ folders or METHOD/DATASET/ folders")
-    return found
+def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
+    """Pairs that are scored together, cut alike however many processes share the work."""
+    return [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
 
 
 def paired_differences(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
@@ -199,10 +183,8 @@ class Total:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.meter: CalibrationMeter = settings.calibration_meter()
-        self.segmentation = (
-            SegmentationMeter(full=settings.full and settings.ignore_index is None) if settings.binary else None
-        )
-        self.confusion = None if settings.binary else ConfusionMeter(settings.classes or 1)
+        self.segmentation = ExactSums()
+        """Of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
         self.findings = Findings()
         self.entropy = EntropySums()
         self.stems: list[str] = []
@@ -233,14 +215,15 @@ class Total:
         del sketch.rows[before:]
         if ordered:
             sketch.add_rows(np.stack(ordered))
-        if self.segmentation is not None:
-            other = SegmentationMeter(full=self.segmentation.full)
-            other.load_state_dict(part.segmentation)
-            self.segmentation.merge(other)
-        if self.confusion is not None:
-            matrix = ConfusionMeter(self.settings.classes or 1)
-            matrix.load_state_dict(part.segmentation)
-            self.confusion.merge(matrix)
+        self.segmentation.add(part.segmentation)
+
+    def merge(self, other: Total) -> None:
+        """Add the sums of other pairs, which come after those here."""
+        self.stems += other.stems
+        self.findings.add(other.findings)
+        self.entropy.merge(other.entropy)
+        self.meter.merge(other.meter)
+        self.segmentation.merge(other.segmentation)
 
     def record(self, name: str, dataset: str, skipped: list[dict[str, str]]) -> dict[str, Any]:
         """The JSON object of the whole."""
@@ -258,14 +241,18 @@ class Total:
             "joint": _joint(result),
             "settings": {key: getattr(self.settings, key) for key in ("bins", "classes", "ignore_index")},
         }
-        if self.segmentation is not None:
+        if self.settings.binary:
             record["thresholds"] = _thresholds(result)
-            scores = self.segmentation.compute()
+            meter = SegmentationMeter(full=self.settings.full and self.settings.ignore_index is None)
+            meter.load_state_dict(self.segmentation.values())
+            scores = meter.compute()
             record["segmentation"] = scores.as_dict()
             curves = ("precision", "recall", "f_curve", "e_curve")
             record["curves"] = {curve: getattr(scores, curve).tolist() for curve in curves}
-        if self.confusion is not None:
-            record["segmentation"] = self.confusion.compute().as_dict()
+        else:
+            confusion = ConfusionMeter(self.settings.classes or 1)
+            confusion.load_state_dict(self.segmentation.values())
+            record["segmentation"] = confusion.compute().as_dict()
         if self.settings.entropy:
             record["entropy"] = self.entropy.as_dict()
         return record
@@ -302,9 +289,10 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
     return found
 
 
-def _parts(pairs: list[Pair], settings: Settings, workers: int, folded: Callable[[], bool]) -> Iterator[Part]:
-    """Score the pairs in chunks, in order, with a bounded number of chunks under way."""
-    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+def _parts(
+    chunks: Sequence[list[Pair]], settings: Settings, workers: int, folded: Callable[[], bool]
+) -> Iterator[Part]:
+    """Score the chunks in order, with a bounded number of them under way."""
     workers = min(workers, len(chunks))
     if workers <= 1:
         for chunk in chunks:
@@ -345,40 +333,6 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = before
-
-
-def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str) -> dict[str, Path]:
-    if not folder.is_dir():
-        raise InputError(folder, "no such folder", f"a folder of {what}s")
-    found: dict[str, Path] = {}
-    for path in _files(folder, suffixes):
-        if path.stem in found:
-            raise InputError(path, f"the same stem as {found[path.stem].name}", f"one {what} a stem")
-        found[path.stem] = path
-    if not found:
-        raise InputError(folder, f"no {what}", f"files ending in {' '.join(suffixes)}")
-    return found
-
-
-def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
-    )
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _dataset_name(masks: Path) -> str:
-    """The mask folder's name, or its parent's where that only says what it holds."""
-    folder = masks.resolve()
-    generic = {"masks", "mask", "gt", "gts", "labels", "ground_truth", "groundtruth", "annotations"}
-    return folder.parent.name if folder.name.lower() in generic and folder.parent.name else folder.name
-
-
-def _skip(error: InputError) -> dict[str, str]:
-    return {"file": error.where, "reason": f"{error.found}; expected {error.expected}"}
 
 
 def _reliability(result: CalibrationResult) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from densecal.data import open_source
 from densecal.data.decoding import Reading, decode_all
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Total
+from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 from densecal.scoring import Settings
 
 ENTROPY_BINS = 100
@@ -173,11 +174,14 @@ class _Scores:
         self.total.stems += names
         self.total.meter.update(p, y)
         self._add_entropy(p, y)
-        if self.total.segmentation is not None:
-            self.total.segmentation.update_levels(_level_counts(p[:, 0], y).cpu().numpy())
-        if self.total.confusion is not None:
-            labels, truth = p.argmax(dim=1).cpu().numpy(), y.cpu().numpy()
-            self.total.confusion.update(labels, truth, self.total.meter.ignore_index)
+        if self.binary:
+            scores = SegmentationMeter(full=False)
+            scores.update_levels(_level_counts(p[:, 0], y).cpu().numpy())
+            self.total.segmentation.add(scores.state_dict())
+        else:
+            confusion = ConfusionMeter(p.shape[1])
+            confusion.update(p.argmax(dim=1).cpu().numpy(), y.cpu().numpy(), self.total.meter.ignore_index)
+            self.total.segmentation.add(confusion.state_dict())
 
     def _add_entropy(self, p: Tensor, y: Tensor) -> None:
         classes = torch.cat([1 - p, p], dim=1) if self.binary else p

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from densecal.data.images import MAP_SUFFIXES
 from densecal.errors import InputError
-from densecal.evaluation import Evaluation, Progress, find_maps, score_all
+from densecal.evaluation import Evaluation, Progress, nowhere, score_all
 from densecal.metrics.ood import separation
+from densecal.pairing import find_maps
+from densecal.remote import entries, is_folder
 from densecal.scoring import Settings
+from densecal.sharding import ALONE, Processes
 
 Record = dict[str, Any]
 
@@ -28,6 +31,7 @@ def evaluate_ood(
     workers: int = 1,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Score a folder of maps of images without foreground: every pixel is background.
 
@@ -42,12 +46,15 @@ def evaluate_ood(
         workers: Processes to use.
         skip_bad: Leave out what cannot be read, and list it, instead of stopping.
         progress: Called with (done, total) maps.
+        processes: As for ``evaluate``.
     """
     settings = settings or Settings()
     if not settings.binary:
         raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images that show nothing")
     plain = replace(settings, full=False, ignore_index=None, entropy=True)
-    total, skipped = score_all(find_maps(predictions), plain, workers, skip_bad, progress)
+    total, skipped = score_all(find_maps(predictions), plain, workers, skip_bad, progress, processes)
+    if not processes.first:
+        return nowhere()
     if not total.stems:
         raise InputError(predictions, "no map that could be scored", "at least one readable map")
     folder = predictions.resolve().name
@@ -66,17 +73,17 @@ def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[
     """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders:
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise InputError(folder, "no such folder", "a folder of prediction maps")
         dataset = folder.resolve().name
         if dataset in found:
             raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")
-        if len(methods) == 1 and any(path.suffix.lower() in MAP_SUFFIXES for path in folder.iterdir()):
+        if len(methods) == 1 and any(path.suffix.lower() in MAP_SUFFIXES for path, _ in entries(folder)):
             found[dataset] = {methods[0]: folder}
             continue
         found[dataset] = {method: folder / method for method in methods}
         for method, maps in found[dataset].items():
-            if not maps.is_dir():
+            if not is_folder(maps):
                 raise InputError(maps, "no such folder", f"the maps of {method}")
     return found
 

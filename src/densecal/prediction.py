@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,23 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from densecal.data import Source, open_source
+from densecal.data.images import MAX_PIXELS
 from densecal.errors import InputError
-from densecal.files import write_atomically
+from densecal.maps import FORMATS, write_map
 from densecal.models import build
+from densecal.sharding import ALONE, Processes
+from densecal.tiling import Tiling
 from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 from densecal.training.feed import prefetched
 
-FORMATS = ("png16", "png8", "npy")
-_LEVELS = {"png16": (np.uint16, 65535), "png8": (np.uint8, 255)}
+LARGE_PIXELS = 1 << 24
+"""Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
+_BAND_VALUES = 1 << 22
 
 Array = NDArray[Any]
+Bands = Iterator[NDArray[np.float32]]
+"""Probabilities (classes, rows, W) of one image, from top to bottom."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +56,9 @@ class Predictor:
 
         Images are resized to the size the network was trained at and the logits are resized back, bilinearly.
         """
-        size = self.config.data.size
-        resized = [
-            np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) for image in images
-        ]
-        batch = torch.from_numpy(np.stack(resized)).to(self.device).permute(0, 3, 1, 2).float() / 255
-        logits = self.model(batch).float()
         return [
             interpolate(one[None], size=image.shape[:2], mode="bilinear", align_corners=False)[0]
-            for one, image in zip(logits, images, strict=True)
+            for one, image in zip(self._resized_logits(images), images, strict=True)
         ]
 
     def probabilities(self, images: list[Array]) -> list[Tensor]:
@@ -65,18 +67,68 @@ class Predictor:
             return [logits[0].sigmoid() for logits in self.logits(images)]
         return [logits.softmax(dim=0) for logits in self.logits(images)]
 
+    def bands(self, images: list[Array]) -> Iterator[Bands]:
+        """The same of every image in bands of rows."""
+        if any(image.shape[0] * image.shape[1] > LARGE_PIXELS for image in images):
+            size = self.config.data.size
+            warnings.warn(
+                f"images of more than {LARGE_PIXELS:,} pixels were resized to {size} x {size} for the network, as in "
+                "training; --tile predicts at their own resolution",
+                stacklevel=2,
+            )
+        for one, image in zip(self._resized_logits(images), images, strict=True):
+            yield map(self._squashed, _resized_bands(one, image.shape[:2]))
+
+    def tiled_bands(self, images: list[Array], tiling: Tiling, batch: int = 8) -> Iterator[Bands]:
+        """Probabilities of every image at its own resolution, by ``batch`` tiles at a time, in bands of rows."""
+        for image in images:
+            yield tiling.blend(image, self._tile_probabilities, batch)
+
+    def _resized_logits(self, images: list[Array]) -> Tensor:
+        side = (self.config.data.size,) * 2
+        resized = [np.asarray(Image.fromarray(image).resize(side, Image.Resampling.BILINEAR)) for image in images]
+        return self._network(np.stack(resized))
+
+    def _tile_probabilities(self, tiles: Array) -> NDArray[np.float32]:
+        try:
+            logits = self._network(tiles)
+        except (AssertionError, RuntimeError, ValueError) as error:  # not enough memory, or an encoder of one size
+            problem = " ".join(str(error).split())[:200]
+            expected = f"a side that the network takes, such as {self.config.data.size}, or a smaller --batch"
+            raise InputError("--tile", f"{tiles.shape[1]} ({problem})", expected) from None
+        return self._squashed(logits)
+
+    @torch.inference_mode()
+    def _network(self, images: Array) -> Tensor:
+        """Logits (B, classes, H, W) of images (B, H, W, 3) uint8."""
+        batch = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).float() / 255
+        logits: Tensor = self.model(batch).float()
+        return logits
+
+    @torch.inference_mode()
+    def _squashed(self, logits: Tensor) -> NDArray[np.float32]:
+        """Probabilities of logits (..., classes, H, W)."""
+        p = logits.sigmoid() if self.config.data.classes == 1 else logits.softmax(dim=-3)
+        return np.asarray(p.cpu().numpy())
+
 
 def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     """Load the model of a run folder (its last checkpoint) or of a checkpoint folder."""
     folder = checkpoint.find(run_or_checkpoint)
     found = checkpoint.load(folder)
-    config = parse_config(found.meta["config"], str(folder / checkpoint.META))
+    config = parse_config(found.meta.get("config"), str(folder / checkpoint.META))
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InputError("--device", device, "auto, cpu, or cuda where there is one")
     where = torch.device(
         "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
     )
-    model = build(config.model.arch, config.model.encoder, None, config.data.classes, **config.model.options)
+    given = config.model
+    try:
+        model = build(given.arch, given.encoder, None, config.data.classes, **given.options)
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InputError(folder / checkpoint.META, str(error), "the configuration of a model") from None
     try:
         model.load_state_dict(found.model)
     except RuntimeError as error:
@@ -93,7 +145,10 @@ def predict(
     format: str | None = None,
     uncertainty: bool = False,
     batch: int = 8,
+    tiling: Tiling | None = None,
+    max_pixels: int = MAX_PIXELS,
     progress: Callable[[int, int], None] | None = None,
+    processes: Processes = ALONE,
 ) -> int:
     """Write the probability map of every image of a folder; no map is ever stretched to its own range.
 
@@ -104,50 +159,83 @@ def predict(
         format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
             ``confidence/`` and ``entropy/``.
-        batch: Images at a time.
+        batch: Images, or tiles, at a time.
+        tiling: Cut images into tiles at their own resolution; else they are resized to the size of training.
+        max_pixels: Refuse larger images.
         progress: Called with (done, total).
+        processes: Those that share the work, batch by batch; all of them make this call.
 
     Returns:
-        Number of maps written.
+        Number of maps written by all processes, on the first of them.
     """
     several = predictor.config.data.classes > 1
     format = format or ("npy" if several else "png16")
     if format not in FORMATS or (several and format != "npy"):
         raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
     source = open_source(images)
+    try:
+        own = processes.share(_batches(source.names, batch))
+        maps = predictor.bands if tiling is None else partial(predictor.tiled_bands, tiling=tiling, batch=batch)
+        write = partial(write_map, format=format, uncertainty=uncertainty)
+        outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
+    except InputError as error:  # the others wait for this one's count
+        outcome = error
     done = 0
-    for names, arrays in prefetched(_read(source, batch)):
-        for name, probability in zip(names, predictor.probabilities(arrays), strict=True):
-            p = probability.double().cpu().numpy()
-            _write(out / name, p, format)
-            if uncertainty:
-                confidence, entropy = _uncertainty(p)
-                _write(out / "confidence" / name, confidence, format)
-                _write(out / "entropy" / name, entropy, format)
-        done += len(names)
-        if progress:
-            progress(done, len(source.names))
+    for found in processes.gather(outcome) or [outcome]:
+        if isinstance(found, InputError):
+            raise found
+        done += found
     return done
 
 
-def _read(source: Source, batch: int) -> Iterator[tuple[list[str], list[Array]]]:
-    for first in range(0, len(source.names), batch):
-        names = source.names[first : first + batch]
-        yield names, [source.image(name) for name in names]
+def _predict_share(
+    maps: Callable[[list[Array]], Iterator[Bands]],
+    images: Iterator[tuple[list[str], list[Array]]],
+    out: Path,
+    write: Callable[[Path, Bands, tuple[int, ...]], None],
+    batches: Sequence[list[str]],
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Write the maps of some batches of names; returns their number."""
+    total = sum(len(names) for names in batches)
+    done = 0
+    for names, arrays in prefetched(images, depth=1):
+        for name, image, bands in zip(names, arrays, maps(arrays), strict=True):
+            write(out / name, bands, image.shape[:2])
+        done += len(names)
+        if progress:
+            progress(done, total)
+    return done
 
 
-def _uncertainty(p: Array) -> tuple[Array, Array]:
-    """Confidence of the winning class, and entropy divided by its maximum."""
-    classes = np.stack([1.0 - p, p]) if p.ndim == 2 else p
-    logs = np.log(np.clip(classes, 1e-300, 1.0))
-    return classes.max(axis=0), -(classes * logs).sum(axis=0) / np.log(len(classes))
+def _batches(names: list[str], batch: int) -> list[list[str]]:
+    return [names[first : first + batch] for first in range(0, len(names), batch)]
 
 
-def _write(stem: Path, p: Array, format: str) -> None:
-    """A map in its format; the stem may hold dots."""
-    if format == "npy":
-        write_atomically(stem.with_name(f"{stem.name}.npy"), lambda stream: np.save(stream, p.astype(np.float32)))
+def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[tuple[list[str], list[Array]]]:
+    """Images by batches, and a few at a time where a batch of them is large."""
+    for batch in batches:
+        names: list[str] = []
+        images: list[Array] = []
+        for name in batch:
+            names.append(name)
+            images.append(source.image(name, max_pixels))
+            if name == batch[-1] or sum(image.size for image in images) > 3 * LARGE_PIXELS:
+                yield names, images
+                names, images = [], []
+
+
+def _resized_bands(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
+    """Bilinear resize of (C, h, w) to (C, H, W), as ``interpolate`` does it, in bands of rows."""
+    height, width = size
+    rows = max(1, _BAND_VALUES // (len(z) * width))
+    if rows >= height:
+        yield interpolate(z[None], size=(height, width), mode="bilinear", align_corners=False)[0]
         return
-    kind, top = _LEVELS[format]
-    image = Image.fromarray(np.rint(p * top).astype(kind))
-    write_atomically(stem.with_name(f"{stem.name}.png"), lambda stream: image.save(stream, "png", compress_level=1))
+    last = z.shape[1] - 1
+    for first in range(0, height, rows):
+        y = torch.arange(first, min(first + rows, height), dtype=torch.float64, device=z.device)
+        y = ((y + 0.5) * (z.shape[1] / height) - 0.5).clamp(0, last)
+        above = y.long()
+        band = torch.lerp(z[:, above], z[:, (above + 1).clamp(max=last)], (y - above).to(z.dtype)[:, None])
+        yield interpolate(band[None], size=(len(y), width), mode="bilinear", align_corners=False)[0]

@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from densecal.data.images import MAX_PIXELS, read_foreground, read_map, read_mask
 from densecal.errors import InputError
+from densecal.metrics.bands import row_bands
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from densecal.metrics.calibration import CalibrationMeter
 
 FEW_LEVELS = 32
@@ -207,10 +210,10 @@ class _BinaryScorer:
 
         if self.meter is None:
             self.meter = self.settings.calibration_meter()
-        labels = mask.astype(np.int64)
+        labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
-        self.meter.update(torch.tensor(prediction)[None], torch.from_numpy(labels[None]))
+        self.meter.update(_tensor(prediction)[None], torch.from_numpy(labels)[None])
 
     def finish(self, fold: bool) -> None:
         if self.byte_counts:
@@ -233,8 +236,6 @@ class _ClassScorer:
         self.meter = settings.calibration_meter()
 
     def score(self, pair: Pair) -> None:
-        import torch
-
         classes, limit = self.settings.classes, self.settings.max_pixels
         assert classes is not None
         assert pair.mask is not None
@@ -248,8 +249,9 @@ class _ClassScorer:
         if prediction.shape[1:] != mask.shape:
             prediction = resize(prediction, mask.shape)
             self.part.findings.resized += 1
-        self.meter.update(torch.tensor(prediction)[None], torch.from_numpy(mask[None].astype(np.int64)))
-        self.confusion.update(prediction.argmax(axis=0), mask, self.void)
+        self.meter.update(_tensor(prediction)[None], _tensor(mask)[None])
+        for rows in row_bands(mask.shape):
+            self.confusion.update(prediction[:, rows].argmax(axis=0), mask[rows], self.void)
         self.part.is_float.append(True)
         self.part.findings.maps += 1
 
@@ -268,6 +270,13 @@ def resize(prediction: Array, shape: tuple[int, ...]) -> Array:
     channels = maps[None] if maps.ndim == 3 else maps[None, None]
     resized = interpolate(channels, size=shape, mode="bilinear", align_corners=False)[0]
     return resized.clamp_(0.0, 1.0).numpy() if maps.ndim == 3 else resized[0].clamp_(0.0, 1.0).numpy()
+
+
+def _tensor(array: Array) -> Tensor:
+    """The array itself, where it may be written to, for torch knows no other."""
+    import torch
+
+    return torch.from_numpy(np.require(array, requirements="W"))
 
 
 def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:
@@ -300,7 +309,8 @@ def _look_at_floats(findings: Findings, prediction: Array, mask: Array) -> None:
     if prediction.size == 0:
         return
     as_bytes = Findings()
-    _look_at_levels(as_bytes, count_levels(np.rint(prediction * 255).astype(np.uint8), mask))
+    counts = sum(count_levels(np.rint(prediction[r] * 255).astype(np.uint8), mask[r]) for r in row_bands(mask.shape))
+    _look_at_levels(as_bytes, np.asarray(counts))
     as_bytes.stretched *= bool(prediction.min() == 0 and prediction.max() == 1)
     sample = prediction.reshape(-1)[:: max(1, prediction.size // _SAMPLE)]
     as_bytes.few_levels = int(len(np.unique(sample)) < FEW_LEVELS and len(np.unique(prediction)) < FEW_LEVELS)

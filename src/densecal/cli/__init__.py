@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 
-from densecal.cli import data, evaluating, training
+from densecal.cli import benchmarking, calibrating, data, evaluating, exporting, reporting, shifting, training
 from densecal.cli.app import app
-from densecal.errors import InputError
+from densecal.errors import InputError, Preempted
 
-__all__ = ["app", "data", "evaluating", "main", "training"]
+__all__ = [
+    "app", "benchmarking", "calibrating", "data", "evaluating", "exporting", "main", "reporting", "shifting",
+    "training",
+]  # fmt: skip
 
 
 def main() -> None:
-    """Entry point: bad input is one line on stderr and exit code 2."""
+    """Entry point: bad input is one line on stderr and exit code 2; a run that was asked to stop exits with 143."""
     try:
         app()
     except InputError as error:
         print(f"densecal: {error}".replace("\n", " "), file=sys.stderr)
         sys.exit(2)
+    except Preempted as stopped:
+        print(f"densecal: {stopped}", file=sys.stderr)
+        sys.exit(143)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from densecal.errors import InputError
 if TYPE_CHECKING:
     from densecal.evaluation import Evaluation
     from densecal.scoring import Settings
+    from densecal.sharding import Processes
 
 MAX_PIXELS = 1 << 26
 
@@ -66,37 +67,71 @@ def evaluate(
     * `densecal evaluate softmax/ labels/ --classes 11 --ignore-index 11`
 
     * `densecal evaluate maps/ masks/ --ood maps-of-textures/`
+
+    * `torchrun --nproc-per-node 4 -m densecal.cli evaluate maps/ masks/ --json scores.json`, also on several machines
     """
-    from densecal.evaluation import evaluate as run
-    from densecal.evaluation import find_comparisons, paired_differences
-    from densecal.files import write_json, write_text
-    from densecal.ood_evaluation import find_ood, ood_entry
-    from densecal.report.tables import comparison_table, csv_text, figure_table, latex_text
     from densecal.scoring import Settings
+    from densecal.sharding import joined
 
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood))
+    with joined() as processes:
+        share = Work(settings, workers or processes.workers(), skip_bad, processes)
+        evaluations, outside = _score(predictions, masks, name, dataset, ood or [], share)
+    if processes.first:
+        _report(evaluations, outside, json, csv, latex, figures)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the maps of a command are scored, and by whom."""
+
+    settings: Settings
+    workers: int
+    skip_bad: bool
+    processes: Processes
+
+
+def _score(
+    predictions: Path, masks: Path, name: str | None, dataset: str | None, ood: list[Path], work: Work
+) -> tuple[list[Evaluation], list[Evaluation]]:
+    """The evaluations with masks, and those of images without foreground."""
+    from densecal.evaluation import evaluate as run
+    from densecal.ood_evaluation import evaluate_ood, find_ood
+    from densecal.pairing import find_comparisons
+
     found = find_comparisons(predictions, masks)
     several = len(found) > 1
     if several and (name or dataset):
         raise InputError("--name, --dataset", f"one for {len(found)} evaluations", "the names of the folders instead")
     methods = list(dict.fromkeys(name or method for method, *_ in found))
-    outside = _score_outside(find_ood(ood or [], methods), settings, workers, skip_bad)
-    evaluations = []
+    evaluations, outside = [], []
+    for data, by_method in find_ood(ood, methods).items():
+        for method, maps in by_method.items():
+            with progress(f"{method} on {data}") as report:
+                outside.append(evaluate_ood(maps, name=method, dataset=data, progress=report, **vars(work)))
     for method, data, maps, truth in found:
-        title = f"{method} on {data}" if several else "Scoring"
-        with progress(title) as report:
+        with progress(f"{method} on {data}" if several else "Scoring") as report:
             evaluations.append(
-                run(
-                    maps,
-                    truth,
-                    name=name or method,
-                    dataset=dataset or data,
-                    settings=settings,
-                    workers=workers or os.cpu_count() or 1,
-                    skip_bad=skip_bad,
-                    progress=report,
-                )
+                run(maps, truth, name=name or method, dataset=dataset or data, progress=report, **vars(work))
             )
+    return evaluations, outside
+
+
+def _report(
+    evaluations: list[Evaluation],
+    outside: list[Evaluation],
+    json: Path | None,
+    csv: Path | None,
+    latex: Path | None,
+    figures: Path | None,
+) -> None:
+    """Print the tables and the notes, and write what was asked for."""
+    from densecal.evaluation import paired_differences
+    from densecal.files import write_json, write_text
+    from densecal.ood_evaluation import ood_entry
+    from densecal.report.tables import comparison_table, csv_text, figure_table, latex_text
+
+    several = len(evaluations) > 1
     records = [evaluation.record for evaluation in evaluations]
     console().print(comparison_table(records) if several else figure_table(records[0]))
     everything = records + [evaluation.record for evaluation in outside]
@@ -124,30 +159,6 @@ def evaluate(
             from densecal.report.ood import write_ood_figures
 
             write_ood_figures(records, figures)
-
-
-def _score_outside(
-    folders: dict[str, dict[str, Path]], settings: Settings, workers: int | None, skip_bad: bool
-) -> list[Evaluation]:
-    """Evaluate maps of images without foreground, by data set and method."""
-    from densecal.ood_evaluation import evaluate_ood
-
-    evaluations = []
-    for dataset, by_method in folders.items():
-        for method, maps in by_method.items():
-            with progress(f"{method} on {dataset}") as report:
-                evaluations.append(
-                    evaluate_ood(
-                        maps,
-                        name=method,
-                        dataset=dataset,
-                        settings=settings,
-                        workers=workers or os.cpu_count() or 1,
-                        skip_bad=skip_bad,
-                        progress=report,
-                    )
-                )
-    return evaluations
 
 
 def _print_notes(record: dict[str, object], several: bool) -> None:

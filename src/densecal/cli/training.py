@@ -56,26 +56,69 @@ def predict(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Images, or tiles, at a time.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(help="A further run whose probabilities are averaged in; may be repeated.")
+    ] = None,
+    mc_dropout: Annotated[
+        int | None, typer.Option(min=1, help="Average over so many draws of the network's dropout.")
+    ] = None,
+    tile: Annotated[
+        int | None,
+        typer.Option(help="Predict at each image's own resolution, in tiles of so many pixels (a multiple of 32)."),
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32); a quarter of a tile unless given.")
+    ] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="Refuse larger images; 67,108,864 unless given.")
+    ] = None,
 ) -> None:
     """Write the probability maps of a trained model, at the size of each image.
+
+    Images are resized to the size the network was trained at, and its answer is resized back. With `--tile` large
+    images keep their detail: the network sees overlapping tiles, whose probabilities are blended.
 
     Examples:
 
     * `densecal predict runs/duts photos/ --out maps/`
 
     * `densecal predict runs/duts/checkpoints/best photos/ --out maps/ --format npy --uncertainty`
-    """
-    from densecal.prediction import load_predictor
-    from densecal.prediction import predict as run_prediction
 
-    predictor = load_predictor(run, device)
-    with progress("Predicting") as report:
+    * `densecal predict runs/seed0 photos/ --ensemble runs/seed1 --ensemble runs/seed2 --out maps/`
+
+    * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
+    """
+    from densecal.data.images import MAX_PIXELS
+    from densecal.ensembles import load_ensemble, with_mc_dropout
+    from densecal.errors import InputError
+    from densecal.prediction import predict as run_prediction
+    from densecal.sharding import joined
+    from densecal.tiling import Tiling
+
+    if tile is None and overlap is not None:
+        raise InputError("--overlap", str(overlap), "--tile beside it")
+    tiling = None if tile is None else Tiling.of(tile, overlap)
+    with warnings_as_lines(), joined() as processes, progress("Predicting") as report:
+        processes.use_own_gpu()
+        predictor = load_ensemble([run, *(ensemble or [])], device)
+        if mc_dropout:
+            predictor = with_mc_dropout(predictor, mc_dropout)
         count = run_prediction(
-            predictor, images, out, format=format, uncertainty=uncertainty, batch=batch, progress=report
+            predictor,
+            images,
+            out,
+            format=format,
+            uncertainty=uncertainty,
+            batch=batch,
+            tiling=tiling,
+            max_pixels=max_pixels or MAX_PIXELS,
+            progress=report,
+            processes=processes,
         )
-    print(f"{out}: {count:,} maps")
+    if processes.first:
+        print(f"{out}: {count:,} maps")
 
 
 @app.command()

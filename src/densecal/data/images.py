@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,22 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from densecal.errors import InputError
+from densecal.metrics.bands import row_bands
+from densecal.remote import is_remote, opened
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ARRAY_SUFFIXES = (".npy", ".npz")
 MAP_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
 MAX_PIXELS = 1 << 26
 """Larger files are refused before they are decoded; 67 megapixels is 8,192 x 8,192."""
+
+_FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""What Pillow may take a file for, whatever it is called; for others it would start other programs."""
+
+_MAX_NPY_HEADER = 1 << 14
+"""numpy refuses headers of more than 10,000 characters, but only after it has read them."""
+
+_BAND_PIXELS = 1 << 20
 
 _COLOUR_TOLERANCE = 12
 """Lossy formats store grey as colour; their channels may differ by this much."""
@@ -43,7 +54,7 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
         if image.mode.startswith("I"):  # Pillow would clip 16 bits to 8 instead of scaling them
             grey = (_grey(image, name, "an image") >> 8).astype(np.uint8)
             return np.repeat(grey[:, :, None], 3, axis=2)
-        return np.asarray(image.convert("RGB"))
+        return _pixels(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def read_mask(
@@ -126,7 +137,8 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
     if low < 0.0 or high > 1.0:
         raise InputError(name, f"values from {low:.6g} to {high:.6g}", "probabilities in [0, 1]")
     if array.ndim == 3:
-        worst = float(np.abs(array.sum(axis=0, dtype=np.float64) - 1.0).max())
+        sums = (array[:, rows].sum(axis=0, dtype=np.float64) for rows in row_bands(array.shape[1:]))
+        worst = max(float(np.abs(band - 1.0).max()) for band in sums)
         if worst > 0.02:
             raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", "softmax probabilities")
     return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
@@ -136,9 +148,9 @@ def _read_array(path: Path, name: str, max_values: int) -> Array:
     """Read a .npy, or the one array of a .npz, without unpickling and without trusting the header's size."""
     try:
         if path.suffix.lower() == ".npy":
-            with path.open("rb") as stream:
+            with opened(path) as stream:
                 return _read_npy(stream, name, max_values)
-        with zipfile.ZipFile(path) as archive:
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.namelist() if m.endswith(".npy")]
             if len(members) != 1:
                 raise InputError(name, f"{len(members)} arrays", "a .npz that holds one array")
@@ -146,33 +158,48 @@ def _read_array(path: Path, name: str, max_values: int) -> Array:
                 return _read_npy(stream, name, max_values)
     except FileNotFoundError:
         raise InputError(name, "no such file", "a readable array") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:  # numpy's header parser and zipfile's decompressors raise errors of every kind
         raise InputError(name, f"unreadable ({_first_line(error)})", "a .npy or .npz array") from None
 
 
 def _read_npy(stream: IO[bytes], name: str, max_values: int) -> Array:
-    version = np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call]
+    # numpy would reserve as many bytes as the header says it has
+    start = io.BytesIO(stream.read(_MAX_NPY_HEADER))
+    version = np.lib.format.read_magic(start)  # type: ignore[no-untyped-call]
     read_header = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if read_header is None:
         raise InputError(name, f".npy format {version[0]}.{version[1]}", ".npy format 1.0 or 2.0")
-    shape, fortran, dtype = read_header(stream)  # type: ignore[no-untyped-call]
+    shape, fortran, dtype = read_header(start)  # type: ignore[no-untyped-call]
     if dtype.hasobject:
         raise InputError(name, "pickled objects", "plain numbers")
+    if dtype.kind not in "fiub":
+        raise InputError(name, f"values of type {dtype}", "plain numbers")
+    if min(shape, default=0) < 0:
+        raise InputError(name, f"an array of shape {shape}", "lengths of at least 0")
     count = 1
     for length in shape:
         count *= length
     if count > max_values:
         raise InputError(name, f"{count:,} values", f"at most {max_values:,} (raise the limit with --max-pixels)")
-    data = stream.read(count * dtype.itemsize)
+    data = _read_at_most(count * dtype.itemsize, start, stream)
     if len(data) != count * dtype.itemsize:
         raise InputError(name, f"a file cut short at {len(data):,} bytes", f"{count * dtype.itemsize:,} bytes of data")
     array = np.frombuffer(data, dtype=dtype)
     return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+
+
+def _read_at_most(size: int, *streams: IO[bytes]) -> bytearray:
+    """Bytes of streams one after the other, in pieces: a file that claims a gigabyte and has none costs nothing."""
+    data = bytearray()
+    for stream in streams:
+        while len(data) < size and (piece := stream.read(min(size - len(data), 1 << 24))):
+            data += piece
+    return data
 
 
 @contextlib.contextmanager
@@ -182,7 +209,10 @@ def _opened(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Ima
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     try:
-        with Image.open(source) as image:
+        if isinstance(source, Path) and is_remote(source):
+            with opened(source) as file:
+                source = io.BytesIO(file.read())
+        with Image.open(source, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise InputError(
@@ -201,9 +231,17 @@ def _opened(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Ima
         raise InputError(name, found, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
     except UnidentifiedImageError:
         raise InputError(name, "not an image", f"one of {' '.join(IMAGE_SUFFIXES)}") from None
-    # Pillow's decoders raise all of these for damaged files, depending on the format.
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
         raise InputError(name, f"unreadable ({_first_line(error)})", "a complete image file") from None
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """An RGB image as an array; in bands, because Pillow hands out an image twice over."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        pixels[top : top + rows] = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+    return pixels
 
 
 def _grey(image: Image.Image, name: str, expected: str) -> Array:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from densecal import remote
 from densecal.data.images import IMAGE_SUFFIXES
 from densecal.errors import InputError
 
@@ -219,6 +220,9 @@ def image_files(folder: Path) -> Iterator[Path]:
         InputError: If the folder cannot be read.
     """
     try:
+        if remote.is_remote(folder):
+            yield from (path for path, is_dir in remote.entries(folder) if is_image_name(path.name) and not is_dir)
+            return
         with os.scandir(folder) as entries:
             yield from (folder / entry.name for entry in entries if is_image_name(entry.name) and entry.is_file())
     except OSError as error:

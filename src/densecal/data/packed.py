@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from densecal.data.decoding import Job, decode_all
 from densecal.data.sources import Source
 from densecal.errors import InputError
+from densecal.reading import read_json
 
 if sys.platform != "win32":
     import fcntl
@@ -221,11 +222,9 @@ def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool) -> Pack
     if not folder.exists():
         return "does not exist"
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "no manifest"
-    except (OSError, ValueError):
-        return "an unreadable manifest"
+        manifest = read_json(folder / MANIFEST, "a manifest")
+    except InputError:
+        return "an unreadable manifest" if (folder / MANIFEST).exists() else "no manifest"
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return "a manifest of something else"
     if manifest.get("version") != VERSION:
@@ -242,8 +241,8 @@ def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool) -> Pack
                 return f"{file} has {actual:,} bytes (wanted {expected:,})"
         packed = Packed(folder, manifest)
         if verify:
-            for file, expected in manifest["sha256"].items():
-                if _sha256(folder / file) != expected:
+            for file in (IMAGES, MASKS):
+                if _sha256(folder / file) != manifest["sha256"][file]:
                     return f"{file} does not have the hash of the manifest"
     except (OSError, KeyError, TypeError, ValueError) as error:
         return f"incomplete ({error})"

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -15,7 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.images import IMAGE_SUFFIXES, read_image, read_mask
+from densecal import remote
+from densecal.data.images import IMAGE_SUFFIXES, MAX_PIXELS, read_image, read_mask
 from densecal.data.layouts import Found, Layout, find_layout, identify, image_files, is_image_name, subfolders
 from densecal.errors import InputError
 
@@ -49,10 +49,9 @@ class Location:
         if self.member:
             return f"{self.member}|{self.size}|{self.crc:08x}"
         try:
-            status = self.path.stat()
+            return remote.version(self.path)
         except OSError as error:
             raise InputError(self.path, error.strerror or "unreadable", "a readable file") from None
-        return f"{self.path.absolute()}|{status.st_size}|{status.st_mtime_ns}"
 
 
 @dataclass
@@ -78,10 +77,10 @@ class Source:
         """Leave open zip files behind: another process opens its own."""
         return {**self.__dict__, "_zips": {}}
 
-    def image(self, name: str) -> NDArray[np.uint8]:
+    def image(self, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
         """Read an image as RGB, uint8 (H, W, 3)."""
         where = self._images[name]
-        return read_image(self._open(where), str(where))
+        return read_image(self._open(where), str(where), max_pixels)
 
     def mask(self, name: str, classes: int | None = None) -> NDArray[np.uint8]:
         """Read a mask, uint8 (H, W): grey levels, or class indices when ``classes`` is above 1."""
@@ -114,7 +113,7 @@ class Source:
             self._zips[key] = _open_zip(where.path)
         try:
             return io.BytesIO(self._zips[key].read(where.member))
-        except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:  # the decompressors have errors of their own
             raise InputError(str(where), f"unreadable ({error})", "a complete zip member") from None
 
 
@@ -175,7 +174,7 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
     if not paths:
         raise InputError("images", "an empty list", "a folder, a list file or zip files")
     for path in paths:
-        if not path.exists():
+        if not remote.exists(path):
             raise InputError(path, "does not exist", f"a folder, a list file or a zip file{_to_be_had(path)}")
     if all(_is_zip(path) for path in paths):
         _refuse_masks(masks, "no mask folder: a zip holds its masks under masks/")
@@ -184,12 +183,12 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         other = next(path for path in paths if not _is_zip(path))
         raise InputError(other, "not a zip file", "zip files alone where several paths are given")
     path = paths[0]
-    if not path.is_dir():
+    if not remote.is_folder(path):
         _refuse_masks(masks, "no mask folder: a list file names its masks")
     found = find_layout(path) if masks is None else None
     if found is not None:
         return _index_found(path, found)
-    if not path.is_dir():
+    if not remote.is_folder(path):
         return Files(paths, *_index_list(path))
     return Files(paths, _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
 
@@ -262,8 +261,8 @@ def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> 
 
 
 def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
-    if not folder.is_dir():
-        found = "not a folder" if folder.exists() else "does not exist"
+    if not remote.is_folder(folder):
+        found = "not a folder" if remote.exists(folder) else "does not exist"
         raise InputError(folder, found, "a folder of images or masks")
     folders = subfolders(folder) if by_class else [folder]
     files = sorted(file for inner in folders for file in image_files(inner))
@@ -273,13 +272,13 @@ def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
 
 
 def _is_zip(path: Path) -> bool:
-    return path.suffix.lower() == ".zip" and path.is_file()
+    return path.suffix.lower() == ".zip" and remote.is_file(path)
 
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        return zipfile.ZipFile(remote.opened(path) if remote.is_remote(path) else path)
+    except Exception as error:  # zipfile raises errors of every kind for damaged directories
         raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
 
 
@@ -303,7 +302,8 @@ def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, L
 def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
     try:
         # File names need not be valid UTF-8; surrogateescape is how Python's own os functions spell them.
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+        with remote.opened(path) as file:
+            lines = file.read().decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "a list file") from None
     images, masks = [], {}
@@ -328,8 +328,8 @@ def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]
         splits = [(text,), *((text[:at].rstrip(), text[at + 1 :].lstrip()) for at in spaces)]
     for parts in splits:
         files = [folder / part for part in parts if part]
-        if files and all(os.path.isfile(file) for file in files):
+        if files and all(remote.is_file(file) for file in files):
             return files[0], files[1] if len(files) > 1 else None
     fields = splits[0] if "\t" in line else tuple(line.split())
-    missing = next((field for field in fields if not os.path.isfile(folder / field)), line.strip())
+    missing = next((field for field in fields if not remote.is_file(folder / field)), line.strip())
     raise InputError(where, f"no file {str(folder / missing)!r}", "IMAGE or IMAGE<tab>MASK, relative to the list file")

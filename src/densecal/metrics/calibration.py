@@ -24,7 +24,7 @@ from densecal.metrics.levels import (
     level_rows,
 )
 from densecal.metrics.segmentation import count_levels
-from densecal.metrics.sketch import Sketch
+from densecal.metrics.sketch import Sketch, integer_labels
 
 NAN = float("nan")
 
@@ -87,11 +87,8 @@ class CalibrationMeter:
                 raise TypeError(f"logits of type {logits.dtype}; expected floats")
             self._update_levels(values, labels, valid, shape)
             return
-        values = values.to(torch.float64)
-        if logits is not None:
-            values = values.softmax(dim=1) if self.sketch.softmax else values.sigmoid()
         zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
-        self.sketch.update(values, labels, valid, zones)
+        self.sketch.update(values, labels, valid, zones, logits is not None)
 
     def merge(self, other: CalibrationMeter) -> None:
         """Add what another meter has counted; the other stays as it is."""
@@ -162,7 +159,7 @@ class CalibrationMeter:
                 f"probabilities of shape {tuple(shape)} and masks that do not fit; expected (B, {classes}, H, W) and "
                 + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
             )
-        labels = masks.to(torch.int64) if self.sketch.softmax else _binary(masks, self.ignore_index)
+        labels = integer_labels(masks, self.ignore_index) if self.sketch.softmax else _binary(masks, self.ignore_index)
         return (
             values.flatten(2),
             labels.flatten(1) if self.sketch.softmax else labels.flatten(2),
@@ -191,7 +188,7 @@ class CalibrationMeter:
         maps = labels.reshape(-1, *shape).cpu().numpy()
         holds = [None] * len(maps) if valid is None else valid.reshape(-1, *shape).cpu().numpy()
         zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, holds, strict=True)])
-        return torch.from_numpy(zones.astype(np.int64)).flatten(1).to(labels.device)
+        return torch.from_numpy(zones).flatten(1).to(labels.device)
 
     def _update_levels(self, values: Tensor, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> None:
         if values.dtype not in (torch.uint8, torch.uint16) or self.sketch.num_classes > 1:
@@ -439,7 +436,7 @@ def _adaptive_calibration_error(sketch: Sketch) -> float:
 def _binary(masks: Tensor, ignore_index: int | None) -> Tensor:
     """0 and 1; soft masks are cut at 0.5, void stays what it is."""
     if not masks.is_floating_point():
-        return masks.to(torch.int64)
+        return integer_labels(masks, ignore_index)
     hard = masks > 0.5
     if ignore_index is None:
         top = float(masks.max()) if masks.device.type == "cpu" and masks.numel() else 1.0

@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.metrics.bands import BAND, row_bands
+from densecal.metrics.stretching import LEVELS, stretched_map
 from densecal.metrics.structure import EPS, after_centroid, s_measure, weighted_f
 
 Floats = NDArray[np.float64]
@@ -20,7 +22,6 @@ Mask = NDArray[np.bool_]
 THRESHOLDS = 256
 WAYS = 4
 BETA_SQUARED = 0.3
-LEVELS = {np.dtype(np.uint8): 256, np.dtype(np.uint16): 65536}
 BYTE_VALUES = np.arange(256) / 255
 CURVES = ("precision", "recall", "f_curve", "e_curve")
 
@@ -45,6 +46,11 @@ def count_levels(
     if prediction.dtype not in LEVELS:
         raise TypeError(f"prediction: found {prediction.dtype}; expected uint8 or uint16")
     _check_pair(prediction, mask)
+    if mask.size > BAND and mask.shape[0] > 1:
+        counts: Ints = np.zeros((zone_count, 2, LEVELS[prediction.dtype]), np.int64)
+        for rows in row_bands(mask.shape):
+            counts += count_levels(prediction[rows], mask[rows], None if zones is None else zones[rows], zone_count)
+        return counts
     levels = LEVELS[prediction.dtype]
     bins = zone_count * 2 * levels
     # Most pixels share one bin, and each increment of it waits for the one before: neighbours count separately.
@@ -58,8 +64,7 @@ def count_levels(
         if zones.shape != mask.shape or (zones.size and not 0 <= zones.min() <= zones.max() < zone_count):
             raise ValueError(f"zones: found shape {zones.shape}; expected {mask.shape}, 0 to {zone_count - 1}")
         key += np.multiply(zones, dtype.type(2 * levels), dtype=dtype, casting="unsafe")
-    counts: Ints = np.bincount(key.ravel(), minlength=ways * bins).reshape(ways, zone_count, 2, levels).sum(axis=0)
-    return counts
+    return np.asarray(np.bincount(key.ravel(), minlength=ways * bins).reshape(ways, zone_count, 2, levels).sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -231,12 +236,18 @@ class SegmentationMeter(_SumMeter):
     def _add_pixels(self, prediction: NDArray[Any], mask: Mask) -> None:
         """Add one 16-bit or float map."""
         stretched = stretched_map(prediction)
-        bins = count_levels((stretched * 255).astype(np.uint8), mask).swapaxes(0, 1).astype(np.float64)
-        above = stretched >= min(2 * stretched.mean(), 1.0)
-        adaptive = np.array([[np.count_nonzero(above & ~mask)], [np.count_nonzero(above & mask)]], dtype=np.float64)
-        foreground = prediction > (32767 if prediction.dtype == np.uint16 else 0.5)
-        tp, fp = int(np.count_nonzero(foreground & mask)), int(np.count_nonzero(foreground & ~mask))
-        self._add(bins, adaptive, np.atleast_1d(np.abs(stretched - mask).mean()), tp, fp)
+        threshold, half = min(2 * stretched.mean(), 1.0), 32767 if prediction.dtype == np.uint16 else 0.5
+        levels = np.zeros((2, 1, THRESHOLDS), np.int64)
+        above, foreground = np.zeros((2, 2), np.int64)  # background and foreground pixels
+        absolute = 0.0
+        for rows in row_bands(mask.shape):
+            values, truth = stretched[rows], mask[rows]
+            levels += count_levels((values * 255).astype(np.uint8), truth).swapaxes(0, 1)
+            for total, chosen in ((above, values >= threshold), (foreground, prediction[rows] > half)):
+                total += np.count_nonzero(chosen & ~truth), np.count_nonzero(chosen & truth)
+            absolute += float(np.abs(values - truth).sum())
+        mae = np.array([absolute / mask.size])
+        self._add(levels.astype(np.float64), above[:, None].astype(np.float64), mae, *map(int, foreground[::-1]))
         if self.full:
             self._add_structure(stretched, mask, None)
 
@@ -331,21 +342,6 @@ class ConfusionMeter(_SumMeter):
             accuracy=float(hits.sum() / matrix.sum()),
             dice=float(dice[occurs].mean()),
         )
-
-
-def stretched_map(prediction: NDArray[Any]) -> Floats:
-    """The map as float64, stretched to [0, 1] unless constant."""
-    levels = LEVELS.get(prediction.dtype)
-    if levels is None:
-        values = np.ascontiguousarray(prediction, dtype=np.float64)
-        return _stretch(values, values.min(), values.max())
-    table = np.arange(levels) / (levels - 1)
-    return _stretch(table, table[prediction.min()], table[prediction.max()]).take(prediction)
-
-
-def _stretch(values: Floats, low: float, high: float) -> Floats:
-    stretched: Floats = values if low == high else (values - low) / (high - low)
-    return stretched
 
 
 def _stretched_levels(pixels: Ints) -> Floats:

@@ -69,33 +69,48 @@ class Sketch:
 
     # ------------------------------------------------------------------ updates
 
-    def update(self, values: Tensor, labels: Tensor, valid: Tensor | None = None, zones: Tensor | None = None) -> None:
-        """Count a batch of float probabilities.
+    def update(
+        self,
+        values: Tensor,
+        labels: Tensor,
+        valid: Tensor | None = None,
+        zones: Tensor | None = None,
+        logits: bool = False,
+    ) -> None:
+        """Count a batch of float probabilities, in float64, a part of the pixels at a time.
 
         Args:
-            values: Probabilities, float64 (B, C, P), C channels of P pixels.
-            labels: int64 (B, P) class indices for a softmax, else (B, C, P) zeros and ones.
+            values: Probabilities (B, C, P), C channels of P pixels.
+            labels: (B, P) class indices for a softmax, else (B, C, P) zeros and ones.
             valid: bool (B, P), False at void pixels.
             zones: (B, P) 0 and 1 in the boundary bands, 2 beyond.
+            logits: The values are logits; their sigmoid or softmax counts.
         """
-        batch, _, pixels = values.shape
-        images = max(1, _CHUNK // max(pixels, 1))
+        batch, channels, pixels = values.shape
+        # a CPU has less memory than time, a GPU the other way round
+        chunk = max(1, _CHUNK // channels) if values.device.type == "cpu" else _CHUNK
+        images = max(1, chunk // max(pixels, 1))
         for first in range(0, batch, images):
             group = slice(first, first + images)
             table = torch.zeros(min(images, batch - first), self.bins, 4, dtype=torch.int64, device=values.device)
             scores = torch.zeros(len(table), 2, dtype=torch.float64, device=values.device)
-            for start in range(0, pixels, _CHUNK):
-                part = slice(start, start + _CHUNK)
+            for start in range(0, pixels, chunk):
+                part = slice(start, start + chunk)
                 self._count(
-                    values[group, :, part],
-                    labels[group, ..., part],
+                    self._squashed(values[group, :, part].to(torch.float64), logits),
+                    labels[group, ..., part].to(torch.int64),
                     None if valid is None else valid[group, part],
-                    None if zones is None else zones[group, part],
+                    None if zones is None else zones[group, part].to(torch.int64),
                     table,
                     scores,
                 )
             self._add("top", table.sum(0))
             self.rows.append(_rows(table, scores))
+
+    def _squashed(self, values: Tensor, logits: bool) -> Tensor:
+        if not logits:
+            return values
+        return values.softmax(dim=1) if self.softmax else values.sigmoid()
 
     def _count(
         self,
@@ -296,6 +311,14 @@ class Sketch:
         if "fine_top" in self.tables:
             parts.append(_fine_atoms(self.tables["fine_top"]))
         return _concatenated(parts)
+
+
+def integer_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
+    """Integer masks as bytes where they are, which saves memory, and as int64 otherwise."""
+    if masks.dtype == torch.bool:  # Pillow hands out booleans whose byte is 255
+        return masks.view(torch.uint8).ne(0).view(torch.uint8)
+    narrow = masks.dtype == torch.uint8 and 0 <= (ignore_index or 0) <= 255
+    return masks if narrow else masks.to(torch.int64)
 
 
 def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.metrics.bands import row_bands
 from densecal.metrics.geometry import bounding_window, distance_squared, nearest_sources
 
 Floats = NDArray[np.float64]
@@ -19,6 +20,8 @@ EPS = float(np.spacing(1.0))
 GAUSSIAN_REACH = 3
 GAUSSIAN = np.exp(-(np.arange(-GAUSSIAN_REACH, GAUSSIAN_REACH + 1.0) ** 2) / 50)
 GAUSSIAN /= GAUSSIAN.sum()
+# The reach, and that of the nearest pixel of the object from there: a corner of its window, or beside it.
+BAND_MARGIN = GAUSSIAN_REACH + math.isqrt(2 * GAUSSIAN_REACH * GAUSSIAN_REACH)
 # Weighted F weighs a background pixel 2 - 2**(-d / 5), here by d**2, 0 on the object. Only beyond the reach may a
 # distance be off, which makes no weight wrong by more than a relative 5e-7.
 WEIGHT_REACH = 100
@@ -85,9 +88,10 @@ class Moments(NamedTuple):
 
 
 def _moments(values: Floats) -> Moments:
+    """Moments of pixels, which are overwritten."""
     mean = float(values.mean()) if values.size else 0.0
-    deviation = values - mean
-    return Moments(values.size, mean, float(deviation @ deviation))
+    values -= mean
+    return Moments(values.size, mean, float(values @ values))
 
 
 def _pool(parts: list[Moments]) -> Moments:
@@ -118,7 +122,9 @@ def _flat_similarity(pixels: Floats, y: float) -> float:
     Whether the mean of a constant equals it depends on rounding, so this goes as PySODMetrics goes.
     """
     x = pixels.mean()
-    return float((x**2 + y**2) * (((pixels - x) ** 2).sum() / (pixels.size - 1 + EPS)) == 0)
+    deviation = pixels - x
+    deviation *= deviation
+    return float((x**2 + y**2) * (deviation.sum() / (pixels.size - 1 + EPS)) == 0)
 
 
 def weighted_f(prediction: Floats, mask: Mask) -> float:
@@ -133,17 +139,31 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
         return 0.0
     # The blurred error matters on the object alone, hence errors no farther from it than the blur reaches.
     window = bounding_window(mask, margin=GAUSSIAN_REACH)
-    truth = np.ascontiguousarray(mask[window])
-    error = np.ascontiguousarray(1 - prediction[window]) * truth
-    spread = error.copy()
-    pixels, nearest = nearest_sources(truth, GAUSSIAN_REACH)
-    spread.ravel()[pixels] = error.ravel()[nearest]
-    missed = float(np.minimum(error, _blur(spread)).sum())
-    false_positives = float(np.vdot(prediction, BACKGROUND_WEIGHT.take(distance_squared(mask, WEIGHT_REACH))))
+    truth, inside = mask[window], prediction[window]
+    missed = 0.0
+    for rows in row_bands(truth.shape):
+        # What a row becomes depends on rows as far as the blur and the nearest pixel of the object reach.
+        around = slice(max(rows.start - BAND_MARGIN, 0), rows.stop + BAND_MARGIN)
+        found = _blurred_error(inside[around], truth[around])
+        missed += float(found[rows.start - around.start :][: rows.stop - rows.start].sum())
+    distance = distance_squared(mask, WEIGHT_REACH)
+    false_positives = 0.0
+    for rows in row_bands(mask.shape):
+        false_positives += float(np.vdot(prediction[rows], BACKGROUND_WEIGHT.take(distance[rows])))
     true_positives = positives - missed
     recall = 1 - missed / positives
     precision = true_positives / (true_positives + false_positives + EPS)
     return 2 * recall * precision / (recall + precision + EPS)
+
+
+def _blurred_error(prediction: Floats, mask: Mask) -> Floats:
+    """Error on the object, or the blurred one where that is less."""
+    truth = np.ascontiguousarray(mask)
+    error = np.ascontiguousarray(1 - prediction) * truth
+    spread = error.copy()
+    pixels, nearest = nearest_sources(truth, GAUSSIAN_REACH)
+    spread.ravel()[pixels] = error.ravel()[nearest]
+    return np.asarray(np.minimum(error, _blur(spread)))
 
 
 def _blur(values: Floats) -> Floats:

@@ -1,38 +1,28 @@
-"""One self-contained HTML page from evaluation records: what was found, a table, the figures, some examples."""
+"""One self-contained HTML page from evaluations and runs; it needs no network and runs no script but its own."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from PIL import Image
-
+from densecal import __version__
 from densecal.files import write_text
-from densecal.report.figures import CYCLE, confidence_figure, curve_figure, joint_figure, reliability_figure
-from densecal.report.tables import Record, best_values, by_dataset, used_columns
+from densecal.report import sections
+from densecal.report.chart_data import page_data
+from densecal.report.gallery import Example
+from densecal.report.pictures import Album
+from densecal.report.runs import Run
+from densecal.report.tables import Record
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --line: #ccc; --best: #0072B2; }
-@media (prefers-color-scheme: dark) { :root { --ink: #eee; --paper: #161616; --line: #444; --best: #56B4E9; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
-  margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-td.best { font-weight: 700; color: var(--best); }
-.scroll { overflow-x: auto; }
-img { max-width: 100%; height: auto; background: #fff; }
-.examples td { border: 0; padding: .15rem; text-align: center; font-size: .85rem; }
-.examples img { width: 96px; image-rendering: pixelated; }
-figcaption, .note { font-size: .9rem; opacity: .85; }
-"""
+MOST_BYTES = 5_000_000
+"""No page is larger, whatever the number of images."""
+_SCRIPTS = ("charts.js", "diagrams.js", "page.js", "gallery.js")
 
 
 @dataclass
@@ -43,117 +33,115 @@ class Page:
         title: Heading.
         lead: First paragraphs, plain text.
         records: Evaluation records, as ``densecal evaluate --json`` writes them.
-        logs: Training logs by method name, lists of the lines of ``log.jsonl``.
-        examples: Rows of (name, pictures by heading), pictures as uint8 arrays.
+        paired: Differences between methods, as in evaluation files.
+        runs: Training runs.
+        examples: Images of the gallery.
+        notes: What the reader should know, plain text.
         commands: How to make this again.
     """
 
     title: str
-    lead: list[str]
-    records: list[Record]
-    logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    examples: list[tuple[str, dict[str, NDArray[np.uint8]]]] = field(default_factory=list)
+    lead: list[str] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    paired: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
 
-def write_page(page: Page, path: Path) -> None:
-    """Write the page as one HTML file that needs no network."""
-    parts = [f"<h1>{html.escape(page.title)}</h1>"]
-    parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in page.lead]
-    parts.append(_table(page.records))
-    for dataset, records in by_dataset(page.records).items():
-        parts.append(f"<h2>{html.escape(dataset)}</h2>")
-        parts.append(
-            _figure(
-                reliability_figure(records),
-                "Reliability. A bar is the accuracy of the pixels with that confidence; on the dotted line confidence "
-                "equals accuracy. Hatched: the gap. Below: how many pixels each bin holds.",
-            )
-        )
-        parts.append(
-            _figure(
-                joint_figure(records),
-                "Every image by its mean confidence and its accuracy. A calibrated model lies on the dotted diagonal; "
-                "below it the model is more confident than right.",
-            )
-        )
-        parts.append(_figure(confidence_figure(records), "How confident right and wrong pixels are."))
-        if all("curves" in record for record in records):
-            parts.append(_figure(curve_figure(records), "F over the threshold, and precision over recall."))
-    if page.logs:
-        parts.append("<h2>Training</h2>")
-        parts.append(_figure(training_figure(page.logs), "Loss, validation ECE and accuracy after every epoch."))
-    if page.examples:
-        parts.append("<h2>Examples</h2>" + _examples(page.examples))
-    if page.commands:
-        commands = html.escape("\n".join(page.commands))
-        parts.append(f"<h2>Make it again</h2><pre><code>{commands}</code></pre>")
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(page.title)}</title><style>{_STYLE}</style>"
+def write_page(page: Page, path: Path) -> int:
+    """Write the page as one HTML file that needs no network.
+
+    Args:
+        page: What goes on it.
+        path: The file.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        InputError: There are more pictures than fit.
+    """
+    text = page_text(page)
+    write_text(path, text)
+    return len(text.encode("utf-8"))
+
+
+def page_text(page: Page) -> str:
+    """The page as HTML."""
+    style = _web("page.css")
+    script = "\n".join(_web(name) for name in _SCRIPTS)
+    body = _body(page)
+    room = MOST_BYTES - len(body.encode("utf-8", "replace")) - len(style) - len(script) - 10_000
+    data = page_data(page.records, page.runs, page.examples, Album(), room)
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
     )
-    body = "\n".join(parts)
-    write_text(path, f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{body}</main></body></html>\n')
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(page.title)}</title><style>{style}</style>"
+    )
+    text = (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}\n'
+        f'<div id="tip" role="status" hidden></div><script type="application/json" id="data">{data}</script>\n'
+        f'<script type="module">{script}</script></body></html>\n'
+    )
+    # file names need not be Unicode
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def training_figure(logs: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Curves of the runs over their epochs."""
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for i, (name, lines) in enumerate(logs.items()):
-        epochs = [line["epoch"] for line in lines]
-        series = (
-            [line["loss"] for line in lines],
-            [100 * line["validation"]["ece_ew"] for line in lines],
-            [100 * line["validation"]["accuracy"] for line in lines],
-        )
-        for axis, values in zip(axes, series, strict=True):
-            axis.plot(epochs, values, color=CYCLE[i % len(CYCLE)], linestyle=("-", "--")[i % 2], label=name)
-    for axis, label in zip(axes, ("training loss", "validation ECE (%)", "validation accuracy (%)"), strict=True):
-        axis.set(xlabel="epoch", ylabel=label)
-    axes[0].legend(frameon=False, fontsize=8)
-    return figure
+def _body(page: Page) -> str:
+    made = _sections(page)
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in made.items())
+    lead = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in page.lead)
+    return (
+        '<a class="skip" href="#main">To the content</a>'
+        f'<div class="page"><header class="top"><h1>{html.escape(page.title)}</h1>{lead}</header></div>'
+        f'<nav aria-label="Sections"><div class="page"><ul>{links}</ul>'
+        f"{sections.choices_bar(page.records) if page.records else ''}"
+        '<button id="theme" type="button" aria-label="Change between dark and light">Dark</button></div></nav>'
+        '<div class="page"><noscript><p class="warning">The tables are complete; the diagrams and the gallery need '
+        "JavaScript.</p></noscript>"
+        f'<main id="main">{"".join(content for _, content in made.values())}</main>'
+        f"<footer>Made by densecal {html.escape(__version__)}. This file holds all it shows.</footer></div>"
+    )
 
 
-def _table(records: list[Record]) -> str:
-    columns = used_columns(records)
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in ("data set", "method"))
-    head += "".join(f'<th scope="col">{html.escape(column.heading)}</th>' for column in columns)
-    rows = []
-    for dataset, group in by_dataset(records).items():
-        best = best_values(group, columns)
-        for record in group:
-            cells = f"<td>{html.escape(dataset)}</td><td>{html.escape(record['name'])}</td>"
-            for column in columns:
-                text = column.text(column.value(record))
-                mark = ' class="best"' if text != "-" and text == column.text(best[column.key]) else ""
-                cells += f"<td{mark}>{text}</td>"
-            rows.append(f"<tr>{cells}</tr>")
-    note = "Calibration in per cent, lower is better but for accuracy; F, E and S as fractions. Best in bold."
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="scroll">{table}</div><p class="note">{note}</p>'
+def _sections(page: Page) -> dict[str, tuple[str, str]]:
+    """The sections that there is something for: title in the menu and content, by anchor."""
+    records, runs = page.records, [run for run in page.runs if run.log]
+    made: dict[str, tuple[str, str]] = {}
+    if records:
+        made["summary"] = ("Summary", sections.summary_section(records, page.paired))
+        made["methods"] = ("Methods", sections.methods_section(records))
+        made["reliability"] = ("Reliability", sections.reliability_section(records))
+        made["joint"] = ("Images", sections.image_section())
+    if any("thresholds" in record or "curves" in record for record in records):
+        made["threshold"] = ("Threshold", sections.threshold_section())
+    if runs:
+        made["training"] = ("Training", sections.training_section(runs))
+    if any(run.alpha for run in runs):
+        made["alpha"] = ("Alpha", sections.alpha_section())
+    if page.examples:
+        made["gallery"] = ("Gallery", sections.gallery_section())
+    if any(record.get("ood") for record in records):
+        made["ood"] = ("Out of distribution", sections.outside_section(records))
+    if page.notes or page.commands or _has_notes(records):
+        made["notes"] = ("Notes", sections.notes_section(records, page.notes, page.commands))
+    return made
 
 
-def _figure(figure: Figure, caption: str) -> str:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    text = html.escape(caption)
-    return f'<figure><img alt="{text}" src="{_data_url(stream.getvalue())}"><figcaption>{text}</figcaption></figure>'
+def _has_notes(records: Sequence[Record]) -> bool:
+    return any(record.get("warnings") or record.get("skipped") for record in records)
 
 
-def _examples(examples: list[tuple[str, dict[str, NDArray[np.uint8]]]]) -> str:
-    headings = "".join(f"<td>{html.escape(name)}</td>" for name in examples[0][1])
-    rows = [f"<tr>{headings}</tr>"]
-    for name, pictures in examples:
-        cells = ""
-        for heading, picture in pictures.items():
-            stream = io.BytesIO()
-            Image.fromarray(picture).save(stream, format="png")
-            alt = html.escape(f"{heading} of {name}")
-            cells += f'<td><img alt="{alt}" src="{_data_url(stream.getvalue())}"></td>'
-        rows.append(f"<tr>{cells}</tr>")
-    return f'<div class="scroll"><table class="examples">{"".join(rows)}</table></div>'
+def _web(name: str) -> str:
+    return (resources.files("densecal.report") / "web" / name).read_text(encoding="utf-8")
 
 
-def _data_url(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+def _digest(text: str) -> str:
+    """As a content security policy names a script or style that may be used."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from densecal.errors import InputError
+from densecal.reading import read_json
 
 MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
 VERSION = 1
@@ -104,12 +105,13 @@ def load(folder: Path) -> Checkpoint:
         InputError: Something is missing, cut short or changed.
     """
     try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        hashes = meta["sha256"]
-    except FileNotFoundError:
-        raise InputError(folder / META, "no such file", "a complete checkpoint") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        meta = read_json(folder / META, "a complete checkpoint")
+        hashes = {name: meta["sha256"][name] for name in (MODEL, METHOD, OPTIMIZER)}
+        epoch, best = meta["epoch"], meta["best"]
+    except (KeyError, TypeError) as error:
         raise InputError(folder / META, f"unreadable ({error})", "a complete checkpoint") from None
+    if not isinstance(epoch, int) or epoch < 0 or not isinstance(best, int | float):
+        raise InputError(folder / META, f"epoch {epoch!r} and best {best!r}", "a number of epochs and a Brier score")
     if meta.get("version") != VERSION:
         raise InputError(folder / META, f"format version {meta.get('version')}", f"version {VERSION}")
     for name in (MODEL, METHOD, OPTIMIZER):
@@ -120,9 +122,12 @@ def load(folder: Path) -> Checkpoint:
             raise InputError(path, "cut short or changed since it was written", "the content whose hash meta.json has")
     try:
         optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-        return Checkpoint(load_file(folder / MODEL), load_file(folder / METHOD), optimizer, meta)
+        model, method = load_file(folder / MODEL), load_file(folder / METHOD)
     except Exception as error:
         raise InputError(folder, f"unreadable ({' '.join(str(error).split())[:200]})", "a checkpoint") from None
+    if not isinstance(optimizer, dict):
+        raise InputError(folder / OPTIMIZER, f"a {type(optimizer).__name__}", "the state of the optimizers")
+    return Checkpoint(model, method, optimizer, meta)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

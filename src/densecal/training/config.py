@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from densecal import methods
 from densecal.errors import InputError
+from densecal.reading import parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=16, le=4096)]
@@ -39,8 +40,8 @@ class ScenesConfig(Section):
         noise: Standard deviation of the pixel noise.
     """
 
-    train: Positive = 320
-    validation: Positive = 160
+    train: Annotated[int, Field(ge=1, le=1_000_000)] = 320
+    validation: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seed: int = 0
     softness: Annotated[float, Field(ge=0)] = 1.5
     doubtful: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -86,6 +87,8 @@ class DataConfig(Section):
             raise ValueError(
                 "images and scenes both or neither; expected images (a folder, list file or zips) or scenes"
             )
+        if self.scenes is not None and self.classes > 1:
+            raise ValueError(f"scenes for {self.classes} classes; expected images: scenes have foreground masks")
         if self.informationless and self.classes > 1:
             raise ValueError(
                 f"informationless images for {self.classes} classes; expected foreground masks, which can be empty"
@@ -100,13 +103,21 @@ class ModelConfig(Section):
         arch: Architecture, see ``densecal.models.architectures()``.
         encoder: timm name.
         weights: ``None``, ``imagenet``, ``offline`` or a file.
-        options: Further options of the architecture.
+        options: Further options of the architecture; numbers up to 4096.
     """
 
     arch: str = "unet"
     encoder: str = "resnet50"
     weights: str | None = None
     options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _no_giant(self) -> ModelConfig:
+        """A stranger's checkpoint must not ask for a network that fills the memory."""
+        values = [item for value in self.options.values() for item in (value if isinstance(value, list) else [value])]
+        if any(isinstance(value, int | float) and not abs(value) <= 4096 for value in values):
+            raise ValueError(f"options {self.options}; expected numbers up to 4096")
+        return self
 
 
 class MethodConfig(BaseModel):
@@ -194,7 +205,7 @@ class EngineConfig(Section):
     compile: bool = False
     graphs: bool = True
     fused: bool = True
-    bins: Positive = 10
+    bins: Annotated[int, Field(ge=1, le=1000)] = 10
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
 
@@ -213,7 +224,7 @@ class Config(Section):
         try:
             with warnings.catch_warnings(action="ignore"):
                 methods.create(self.method.name, num_samples=1, num_classes=self.data.classes, **self.method_options)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(
                 f"method options {self.method.options} ({error}); expected values of their types"
             ) from None
@@ -284,18 +295,12 @@ def dump_config(config: Config) -> str:
 def _read(recipe: str) -> dict[str, Any]:
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml"):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(path, f"cannot be read ({error})", "a YAML file") from None
+        settings = read_yaml(path, "a YAML file of sections")
     elif recipe in recipes():
-        text = (resources.files("densecal") / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8")
+        held = resources.files("densecal") / "recipes" / f"{recipe}.yaml"
+        settings = parse_yaml(held.read_text(encoding="utf-8"), recipe, "a YAML file of sections")
     else:
         raise InputError(recipe, "no such recipe", f"a .yaml file or one of {', '.join(recipes())}")
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(recipe, f"not YAML ({' '.join(str(error).split())})", "a YAML file of sections") from None
     if not isinstance(settings, dict):
         raise InputError(recipe, f"a {type(settings).__name__}", "a YAML file of sections (data, model, ...)")
     return settings
@@ -306,8 +311,8 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise InputError(override, "no value", "key.sub=value, such as optim.lr=1e-4")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text, key, "a value")
+    except InputError:
         value = text
     # YAML reads 1e-4 as text, for want of a dot
     if isinstance(value, str):

@@ -41,7 +41,9 @@ class Log:
             loggers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         for name in loggers:
             if importlib.util.find_spec(name) is None:
-                raise InputError("engine.loggers", f"{name}, which is not installed", f"a logger that is (pip install {name})")
+                raise InputError(
+                    "engine.loggers", f"{name}, which is not installed", f"a logger that is (pip install {name})"
+                )
         self._names = loggers
         self._settings = settings
         self._lines: list[str] = []

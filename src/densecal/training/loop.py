@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import csv
 import hashlib
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import chosen, without_information
 from densecal.errors import InputError, Preempted
-from densecal.files import rounded, write_text
+from densecal.files import locked, rounded, write_text
 from densecal.methods import Method, create
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
 from densecal.models import build
+from densecal.reading import read_yaml
 from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, parse_config
 from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
@@ -103,6 +104,15 @@ def train(
     _check_folder(config, out, resume)
     fabric = _fabric(config)
     fabric.launch()
+    with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as mine:
+        if not mine:
+            raise InputError(out, "another process that is training into it", "another folder, or that it has ended")
+        return _train(config, out, resume, progress, fabric)
+
+
+def _train(
+    config: Config, out: Path, resume: bool, progress: Progress | None, fabric: Fabric
+) -> CalibrationResult | None:
     found, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
     if found is not None and int(found.meta["epoch"]) >= config.total_epochs:
         return None
@@ -124,7 +134,7 @@ def train(
     if fabric.global_rank == 0:
         write_text(out / "config.yaml", dump_config(config))
     result = None
-    with log, stop_on_sigterm() as run.stop:
+    with log, stop_on_sigterm(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first, config.total_epochs):
             start = time.perf_counter()
             loss = train_epoch(run, epoch, progress)
@@ -193,7 +203,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
         method.after_step(logits.detach(), masks, index)
         if progress and rank == 0:
             progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches), {})
-        if run.stop.is_set() and last and world == 1:
+        if run.stop.is_set() and last:
             run.place = Place.here(losses[: step + 1])
             break
     mean = fabric.all_reduce(losses.mean(), reduce_op="mean")
@@ -403,13 +413,17 @@ def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
         raise InputError(out, "a run on other images than those there now", "the images the run was started with")
     training = dict(found.optimizer)
     weights, place = training.pop("weights", None), training.pop("place", None)
-    run.place = None if place is None else Place(**place)
-    run.best_network.load_state_dict(found.model)
-    if weights is not None:
-        run.network.load_state_dict(weights)
-    run.method.load_state_dict(found.method)
-    for name, optimizer in run.optimizers.items():
-        optimizer.load_state_dict(training[name])
+    try:
+        run.place = None if place is None else Place(**place)
+        run.best_network.load_state_dict(found.model)
+        if weights is not None:
+            run.network.load_state_dict(weights)
+        run.method.load_state_dict(found.method)
+        for name, optimizer in run.optimizers.items():
+            optimizer.load_state_dict(training[name])
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"a checkpoint that does not fit the run ({' '.join(str(error).split())})"
+        raise InputError(out / "checkpoints", problem, "a checkpoint of this run") from None
 
 
 def _check_folder(config: Config, out: Path, resume: bool) -> None:
@@ -419,10 +433,7 @@ def _check_folder(config: Config, out: Path, resume: bool) -> None:
         return
     if not resume:
         raise InputError(out, "a run already", "--resume to go on with it, or another folder")
-    try:
-        before = parse_config(yaml.safe_load(held.read_text(encoding="utf-8")), str(held))
-    except (OSError, yaml.YAMLError) as error:
-        raise InputError(held, f"unreadable ({error})", "the configuration of the run") from None
+    before = parse_config(read_yaml(held, "the configuration of the run"), str(held))
     was, now = (json.loads(json.dumps(rounded(c.model_dump(mode="json")))) for c in (before, config))
     for section, keys in was.items():
         for key in sorted(keys.keys() | now[section].keys()):

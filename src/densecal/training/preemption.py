@@ -47,10 +47,14 @@ class Place:
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[threading.Event]:
-    """An event that is set when the process is asked to stop; a second signal ends it at once."""
+def stop_on_sigterm(alone: bool = True) -> Iterator[threading.Event]:
+    """An event that is set when the process is asked to stop; a second signal ends it at once.
+
+    Args:
+        alone: Whether this process trains alone; several cannot stop between the same two steps, so they end at once.
+    """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if not alone or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 

@@ -1,0 +1,263 @@
+"""What a benchmark is made of: a strict YAML file of methods, seeds, data sets and calibrators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from densecal import methods
+from densecal.errors import InputError
+from densecal.reading import read_yaml
+from densecal.training.config import Positive, Section
+
+VALIDATION = "validation"
+"""The name of the first data set: the run's own validation images."""
+REFERENCE = "bce"
+"""The label that tuned methods are compared with, and the horizontal line in figures."""
+
+Value = str | float | int | bool
+
+
+class SceneSet(Section):
+    """Generated scenes to evaluate on.
+
+    Attributes:
+        count: Scenes.
+        seed: Seed of the generator; apart from the recipe's, or the scenes are those trained on.
+        softness: Scale of the annotators' outline errors in pixels.
+        doubtful: Share of scenes with an object that is labelled only sometimes.
+        noise: Standard deviation of the pixel noise.
+    """
+
+    count: Positive = 200
+    seed: Annotated[int, Field(ge=0)] = 1000
+    softness: Annotated[float, Field(ge=0)] = 1.5
+    doubtful: Annotated[float, Field(ge=0, le=1)] = 0.5
+    noise: Annotated[float, Field(ge=0)] = 0.06
+
+
+class Shift(Section):
+    """A corruption of the images, see ``densecal.data.shift``.
+
+    Attributes:
+        kind: ``noise``, ``blur``, ``jpeg``, ``brightness`` or ``contrast``.
+        severity: 1 to 5.
+    """
+
+    kind: Literal["noise", "blur", "jpeg", "brightness", "contrast"]
+    severity: Annotated[int, Field(ge=1, le=5)]
+
+
+class Dataset(Section):
+    """A data set to evaluate on.
+
+    Attributes:
+        name: What tables call it.
+        images: Folder, list file, zip, or several zips.
+        masks: Folder of masks, where ``images`` is a folder.
+        scenes: Generated scenes, in place of ``images``.
+        ood: The images show nothing to be found: no mask is read and every pixel is background.
+        shift: The images are corrupted.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    images: str | list[str] | None = None
+    masks: str | None = None
+    scenes: SceneSet | None = None
+    ood: bool = False
+    shift: Shift | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Dataset:
+        if (self.images is None) == (self.scenes is None):
+            raise ValueError("images and scenes both or neither; expected one of them")
+        if self.scenes is not None and (self.ood or self.masks is not None):
+            raise ValueError("ood or masks beside scenes; expected scenes alone, which have masks of their own")
+        return self
+
+
+class MethodEntry(Section):
+    """A row of the table: settings on top of the recipe's.
+
+    Attributes:
+        name: What tables call it, and the method unless ``set`` has a ``method.name``.
+        set: Overrides such as ``method.technique=si``.
+        grid: Values by key; every combination becomes a row of its own.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    set: list[str] = Field(default=[])
+    grid: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _method_known(self) -> MethodEntry:
+        if not self._names_method and self.name not in methods.names():
+            raise ValueError(
+                f"{self.name!r}, which is no method; expected method.name=METHOD in set, "
+                f"or one of {', '.join(methods.names())} as name"
+            )
+        return self
+
+    @property
+    def overrides(self) -> list[str]:
+        """Everything that this entry sets, the method first."""
+        return self.set if self._names_method else [f"method.name={self.name}", *self.set]
+
+    @property
+    def _names_method(self) -> bool:
+        return any(override.startswith("method.name=") for override in self.set)
+
+
+class Tuning(Section):
+    """One strength of a method, tuned on the validation images with the first seed.
+
+    Attributes:
+        key: The setting, such as ``method.weight``.
+        values: What is tried; as many for every tuned method.
+    """
+
+    key: str
+    values: Annotated[list[Value], Field(min_length=2)]
+
+
+class Matrix(Section):
+    """A whole benchmark.
+
+    Attributes:
+        recipe: A recipe's name or a YAML file.
+        overrides: Settings for every method, such as ``optim.epochs=10``.
+        methods: Names, or entries with a name, ``set`` and ``grid``.
+        seeds: Seeds of the trainings.
+        datasets: Where every model is evaluated, beside the validation images.
+        calibrators: Fitted on the validation images and evaluated on top of every model.
+        ensembles: Labels whose seeds are also evaluated together, by their mean probability.
+        mc_dropout: Labels whose models are also evaluated with dropout on, by the mean probability of ten draws.
+        tune: Strengths to tune, by label.
+        bins: Bins of the calibration errors; the first are those of the tables.
+        keep: ``last`` keeps a checkpoint of every run, ``none`` removes it once it is evaluated.
+    """
+
+    recipe: str
+    overrides: list[str] = Field(default=[])
+    methods: Annotated[list[MethodEntry], Field(min_length=1)]
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
+    datasets: list[Dataset] = Field(default=[])
+    calibrators: list[str] = Field(default=[])
+    ensembles: list[str] = Field(default=[])
+    mc_dropout: list[str] = Field(default=[])
+    tune: dict[str, Tuning] = Field(default={})
+    bins: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[10], min_length=1)
+    keep: Literal["last", "none"] = "last"
+
+    @field_validator("methods", "datasets")
+    @classmethod
+    def _names_differ(cls, entries: list[Any]) -> list[Any]:
+        _check_different([entry.name for entry in entries])
+        return entries
+
+    @field_validator("seeds", "bins", "calibrators", "ensembles", "mc_dropout")
+    @classmethod
+    def _values_differ(cls, values: list[Any]) -> list[Any]:
+        _check_different(values)
+        return values
+
+    @field_validator("datasets")
+    @classmethod
+    def _validation_is_taken(cls, entries: list[Dataset]) -> list[Dataset]:
+        if any(entry.name == VALIDATION for entry in entries):
+            raise ValueError(f"the name {VALIDATION!r}; expected another: it stands for the run's validation images")
+        return entries
+
+    @model_validator(mode="after")
+    def _references_fit(self) -> Matrix:
+        _check_labels("ensembles", self.ensembles, self.single_labels)
+        _check_labels("mc_dropout", self.mc_dropout, self.single_labels)
+        if self.ensembles and len(self.seeds) < 2:
+            raise ValueError("ensembles of one seed; expected at least two seeds")
+        if self.keep == "none" and (self.ensembles or self.mc_dropout):
+            raise ValueError("ensembles or mc_dropout beside keep: none; expected keep: last: they load checkpoints")
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_fits(self) -> Matrix:
+        _check_labels("tune", list(self.tune), self.single_labels)
+        if self.tune and (REFERENCE not in self.single_labels or REFERENCE in self.tune):
+            raise ValueError(
+                f"tune without a plain method {REFERENCE!r}; expected it, as what tuned methods must match"
+            )
+        budgets = {label: len(tuning.values) for label, tuning in self.tune.items()}
+        if len(set(budgets.values())) > 1:
+            found = ", ".join(f"{count} values for {label}" for label, count in budgets.items())
+            raise ValueError(f"tune has {found}; expected as many for every method: budgets are equal")
+        return self
+
+    @property
+    def single_labels(self) -> list[str]:
+        """Labels of the methods without a grid."""
+        return [entry.name for entry in self.methods if not entry.grid]
+
+
+def load_matrix(path: Path) -> Matrix:
+    """Read and check a matrix file; every method's configuration is tried out too.
+
+    Raises:
+        InputError: Names the key, what it holds and what it may hold.
+    """
+    settings = read_yaml(path, "a benchmark matrix")
+    if not isinstance(settings, dict):
+        raise InputError(path, f"a {type(settings).__name__}", "a benchmark matrix (recipe, methods, seeds, ...)")
+    try:
+        return Matrix.model_validate(settings)
+    except ValidationError as error:
+        raise _readable(error, path) from None
+
+
+def dump_matrix(matrix: Matrix) -> str:
+    """The matrix as YAML."""
+    return str(yaml.safe_dump(matrix.model_dump(mode="json"), sort_keys=False))
+
+
+def _check_different(values: list[Any]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value!r} twice; expected each once")
+
+
+def _check_labels(key: str, labels: list[str], known: list[str]) -> None:
+    for label in labels:
+        if label not in known:
+            raise ValueError(f"{key} has {label!r}; expected methods without a grid, one of {', '.join(known)}")
+
+
+_SECTIONS: dict[Any, type[Section]] = {
+    "methods": MethodEntry,
+    "datasets": Dataset,
+    "scenes": SceneSet,
+    "shift": Shift,
+    "tune": Tuning,
+}
+
+
+def _readable(error: ValidationError, path: Path) -> InputError:
+    """The first problem that pydantic found, as key, value and what was expected."""
+    problem = error.errors()[0]
+    where = f"{path}: {'.'.join(str(part) for part in problem['loc']) or 'matrix'}"
+    if problem["type"] == "extra_forbidden":
+        inside = [_SECTIONS[part] for part in problem["loc"][:-1] if part in _SECTIONS]
+        section: type[Section] = inside[-1] if inside else Matrix
+        return InputError(where, "an unknown key", f"one of {', '.join(section.model_fields)}")
+    if problem["type"] == "missing":
+        return InputError(where, "nothing", "this key")
+    if problem["type"] == "value_error":
+        found, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
+        return InputError(where, found, expected)
+    expected = problem["msg"].removeprefix("Input should be ")
+    return InputError(where, repr(problem["input"]), expected[:1].lower() + expected[1:])

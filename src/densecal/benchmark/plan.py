@@ -1,0 +1,330 @@
+"""What there is to do: the cells of a matrix, where their files are, and what tells a finished one."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from densecal import posthoc
+from densecal.benchmark.matrix import Dataset, Matrix, MethodEntry, Value
+from densecal.errors import InputError
+from densecal.files import rounded
+from densecal.posthoc.registry import find as find_calibrator
+from densecal.reading import read_json
+from densecal.training.config import Config, load_config
+
+VERSION = 1
+"""Of the result files; a cell with another one is run again."""
+RESULT, ERROR = "result.json", "error.txt"
+PLAIN = "none"
+"""What stands for no calibrator."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training and its evaluations.
+
+    Attributes:
+        label: The row of the table.
+        seed: Seed of the training.
+        folder: Where its files are.
+        recipe: What it is trained from.
+        overrides: With these settings.
+        config: Recipe and overrides together.
+        datasets: Where the model is evaluated, beside the validation images.
+        calibrators: What is fitted on the validation images and evaluated too.
+        bins: Bins of the calibration errors.
+        keep: Whether the checkpoint is kept.
+        grid: The values that tell this cell from others of its entry.
+        tried: The value of a tuned strength that this cell tries out, else empty.
+        like: A cell whose training is the same, if there is one.
+    """
+
+    label: str
+    seed: int
+    folder: Path
+    recipe: str
+    overrides: tuple[str, ...]
+    config: Config
+    datasets: tuple[Dataset, ...]
+    calibrators: tuple[str, ...]
+    bins: tuple[int, ...]
+    keep: str
+    grid: dict[str, Value] = field(default_factory=dict)
+    tried: str = ""
+    like: Path | None = None
+
+    @property
+    def key(self) -> str:
+        """What progress and messages call it."""
+        return f"{self.label}{' with ' + self.tried if self.tried else ''}, seed {self.seed}"
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.folder / "run"
+
+    @property
+    def result(self) -> Path:
+        """Written last: a cell that has it, with its digest, is finished."""
+        return self.folder / RESULT
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with everything that the result depends on."""
+        return _digest(self.config.model_dump(mode="json", exclude_defaults=True), self)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Trained models evaluated in another way, for a row to compare with.
+
+    Attributes:
+        label: The label of the models.
+        kind: ``ensemble``, the mean probability of all seeds, or ``MC dropout``, that of one model's draws.
+        folder: Where its files are.
+        members: The cells that train the models.
+    """
+
+    label: str
+    kind: str
+    folder: Path
+    members: tuple[Cell, ...]
+
+    @property
+    def seed(self) -> str:
+        """Of its model, or ``all``."""
+        return str(self.members[0].seed) if len(self.members) == 1 else "all"
+
+    @property
+    def key(self) -> str:
+        """What progress and messages call it."""
+        return f"{self.label}, {self.kind}, seed {self.seed}"
+
+    @property
+    def result(self) -> Path:
+        """Written last."""
+        return self.folder / RESULT
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with every member's."""
+        return _digest([self.kind, *(member.digest for member in self.members)], self.members[0])
+
+
+Task = Cell | Reference
+
+
+class Plan:
+    """The tasks of a matrix in a folder.
+
+    Args:
+        matrix: The benchmark.
+        out: Its folder.
+
+    Raises:
+        InputError: A method's settings are wrong.
+    """
+
+    def __init__(self, matrix: Matrix, out: Path) -> None:
+        self.matrix = matrix
+        self.out = out
+        self.trials = list(self._trials())
+        """Cells that try out values of the tuned strengths."""
+        self.untuned = [
+            cell for entry in matrix.methods if entry.name not in matrix.tune for cell in self._cells(entry)
+        ]
+        for name in matrix.calibrators:
+            _check_calibrator(name, self.untuned or self.trials)
+        labels = [label for entry in matrix.methods for label in _labels(entry)]
+        _check_folders([(label, out / "cells" / folder_name(label)) for label in labels])
+        _check_folders([(cell.key, cell.folder) for cell in self.trials])
+
+    def tuned(self, chosen: dict[str, str]) -> list[Cell]:
+        """The cells of tuned methods, once their overrides (``key=value``) are chosen."""
+        return [
+            cell
+            for entry in self.matrix.methods
+            if entry.name in chosen
+            for cell in self._cells(entry, chosen[entry.name])
+        ]
+
+    def cells(self, chosen: dict[str, str]) -> list[Cell]:
+        """The cells of the table, in its order."""
+        of_label: dict[str, list[Cell]] = {}
+        for cell in [*self.untuned, *self.tuned(chosen)]:
+            of_label.setdefault(cell.label, []).append(cell)
+        order = [label for entry in self.matrix.methods for label in _labels(entry)]
+        return [cell for label in order for cell in of_label.get(label, [])]
+
+    def references(self, cells: list[Cell]) -> list[Reference]:
+        """The ensembles and MC dropouts of these cells' models."""
+        found = []
+        for label in self.matrix.ensembles:
+            members = tuple(cell for cell in cells if cell.label == label)
+            if members:
+                found.append(Reference(label, "ensemble", self._reference_folder(label, "ensemble"), members))
+        for cell in cells:
+            if cell.label in self.matrix.mc_dropout:
+                folder = self._reference_folder(cell.label, "mc-dropout") / f"seed-{cell.seed}"
+                found.append(Reference(cell.label, "MC dropout", folder, (cell,)))
+        return found
+
+    def _reference_folder(self, label: str, kind: str) -> Path:
+        return self.out / "references" / folder_name(label) / kind
+
+    def _trials(self) -> Iterator[Cell]:
+        for entry in self.matrix.methods:
+            tuning = self.matrix.tune.get(entry.name)
+            for value in tuning.values if tuning else ():
+                assert tuning is not None
+                tried = f"{tuning.key}={value}"
+                folder = self.out / "tuning" / folder_name(entry.name) / folder_name(tried)
+                # a choice made on validation images must not have seen any others
+                yield self._cell(entry, self.matrix.seeds[0], folder, [tried], (), (), tried=tried)
+
+    def _cells(self, entry: MethodEntry, chosen: str | None = None) -> Iterator[Cell]:
+        matrix = self.matrix
+        for label, grid in zip(_labels(entry), _points(entry), strict=True):
+            extra = [f"{key}={value}" for key, value in grid.items()] + ([chosen] if chosen else [])
+            for seed in matrix.seeds:
+                folder = self.out / "cells" / folder_name(label) / f"seed-{seed}"
+                like = None
+                if chosen and seed == matrix.seeds[0]:
+                    like = self.out / "tuning" / folder_name(label) / folder_name(chosen) / "run"
+                yield self._cell(
+                    entry, seed, folder, extra, tuple(matrix.datasets), tuple(matrix.calibrators),
+                    label=label, grid=grid, like=like,
+                )  # fmt: skip
+
+    def _cell(
+        self,
+        entry: MethodEntry,
+        seed: int,
+        folder: Path,
+        extra: list[str],
+        datasets: tuple[Dataset, ...],
+        calibrators: tuple[str, ...],
+        *,
+        label: str | None = None,
+        grid: dict[str, Value] | None = None,
+        tried: str = "",
+        like: Path | None = None,
+    ) -> Cell:
+        matrix = self.matrix
+        overrides = (*matrix.overrides, *entry.overrides, *extra, f"engine.seed={seed}")
+        try:
+            config = load_config(matrix.recipe, list(overrides))
+        except InputError as error:
+            raise InputError(f"method {label or entry.name}: {error.where}", error.found, error.expected) from None
+        if config.engine.devices * config.engine.nodes > 1:
+            raise InputError("engine.devices", "several", "1: a benchmark runs one process a device")
+        return Cell(
+            label or entry.name, seed, folder, matrix.recipe, overrides, config, datasets, calibrators,
+            tuple(matrix.bins), matrix.keep, _as_read(config, grid or {}), tried, like,
+        )  # fmt: skip
+
+
+def read_result(task: Task) -> dict[str, Any] | None:
+    """The result of a task, whatever settings it was made with; ``None`` if there is none that can be read."""
+    try:
+        result = read_json(task.result, "a result")
+    except InputError:
+        return None
+    return result if _is_result(result) else None
+
+
+def _is_result(result: Any) -> bool:
+    """Whether JSON has the parts of a result that summaries read, so that a damaged file counts as none."""
+    if not isinstance(result, dict) or result.get("version") != VERSION or not isinstance(result.get("digest"), str):
+        return False
+    notes, records = result.get("warnings"), result.get("evaluations")
+    return (
+        all(isinstance(result.get(key, {}), dict) for key in ("method", "grid"))
+        and isinstance(notes, list)
+        and all(isinstance(note, str) for note in notes)
+        and isinstance(records, list)
+        and all(map(_is_record, records))
+    )
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    kinds = {"calibrator": str, "dataset": str, "calibration": dict, "segmentation": dict, "entropy": dict}
+    kinds["more_bins"] = dict
+    return all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+
+
+def finished(task: Task) -> bool:
+    """Whether a task has a result that was made with its settings."""
+    result = read_result(task)
+    return result is not None and result.get("digest") == task.digest
+
+
+def failed(task: Task) -> bool:
+    """Whether a task was tried in this call and failed."""
+    return (task.folder / ERROR).exists()
+
+
+def folder_name(text: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^\w.,=+-]+", "_", text).strip(".") or "_"
+
+
+def _labels(entry: MethodEntry) -> list[str]:
+    """An entry's name, with the values of its grid where it has one."""
+    return [
+        " ".join([entry.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())])
+        for point in _points(entry)
+    ]
+
+
+def _points(entry: MethodEntry) -> list[dict[str, Value]]:
+    """The points of an entry's grid; one without coordinates where there is none."""
+    return [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
+
+
+def _as_read(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
+    """The grid's values as the configuration has them: YAML reads 1e-4 as text, for want of a dot."""
+    settings = config.model_dump(mode="json")
+    values = {}
+    for key in grid:
+        place: Any = settings
+        for part in key.split("."):
+            place = place[part]
+        values[key] = place
+    return values
+
+
+def _digest(training: Any, cell: Cell) -> str:
+    """Hash of what is trained and how it is evaluated."""
+    datasets = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in cell.datasets]
+    parts = [VERSION, training, datasets, cell.calibrators, cell.bins]
+    return hashlib.sha256(json.dumps(rounded(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _check_calibrator(name: str, cells: list[Cell]) -> None:
+    """A calibrator must exist, and be made for as many classes as the models have."""
+    find_calibrator(name, "calibrators")
+    for classes in {cell.config.data.classes for cell in cells}:
+        try:
+            posthoc.create(name, **({"num_classes": classes} if classes > 1 else {}))
+        except TypeError:
+            raise InputError("calibrators", f"{name} for {classes} classes", "one that takes as many") from None
+
+
+def _check_folders(places: list[tuple[str, Path]]) -> None:
+    """Two labels must not share a folder."""
+    taken: dict[Path, str] = {}
+    for name, folder in places:
+        if folder in taken:
+            raise InputError("methods", f"{taken[folder]!r} and {name!r}, which need one folder", "names further apart")
+        taken[folder] = name

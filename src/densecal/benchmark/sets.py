@@ -1,0 +1,108 @@
+"""The image sets of a benchmark, read once a process whatever the number of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from densecal.benchmark.matrix import VALIDATION, Dataset
+from densecal.data import open_source
+from densecal.data.scenes import generate
+from densecal.errors import InputError
+from densecal.model_evaluation import ImageSet, load_image_set
+from densecal.shift_evaluation import shifted_set
+from densecal.training.config import Config, DataConfig, ScenesConfig
+from densecal.training.feed import open_parts
+
+Progress = Callable[[str, int, int], None]
+
+
+class ImageSets:
+    """Image sets that are read when first asked for and kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, ImageSet] = {}
+
+    def of(self, config: Config, datasets: tuple[Dataset, ...], progress: Progress | None = None) -> list[ImageSet]:
+        """The validation images of a run, and after them the data sets, at the size its network sees."""
+        return [self._validation(config.data, progress), *(self._read(d, config.data, progress) for d in datasets)]
+
+    def _validation(self, data: DataConfig, progress: Progress | None) -> ImageSet:
+        def read() -> ImageSet:
+            if data.scenes is not None:
+                return _validation_scenes(data.scenes, data.size)
+            part = open_parts(data)[1]
+            paths = part.paths[0] if len(part.paths) == 1 else part.paths
+            # validation images of their own lie beside their masks
+            masks = data.masks if paths == data.images else None
+            return _load(VALIDATION, paths, masks, data, progress, only=part.names)
+
+        return self._once(f"{VALIDATION} {data.model_dump_json()}", read)
+
+    def _read(self, dataset: Dataset, data: DataConfig, progress: Progress | None) -> ImageSet:
+        def read() -> ImageSet:
+            if dataset.shift is not None:
+                clean = self._read(dataset.model_copy(update={"shift": None}), data, progress)
+                return shifted_set(clean, dataset.shift.kind, dataset.shift.severity)
+            if dataset.scenes is not None:
+                s = dataset.scenes
+                made = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
+                return _scene_set(dataset.name, made.images, made.masks)
+            assert dataset.images is not None
+            return _load(dataset.name, dataset.images, dataset.masks, data, progress, without_foreground=dataset.ood)
+
+        shape = f"{data.size} {data.classes} {data.ignore_index}"
+        return self._once(f"{dataset.model_dump_json()} {shape}", read)
+
+    def _once(self, key: str, read: Callable[[], ImageSet]) -> ImageSet:
+        if key not in self._kept:
+            self._kept[key] = read()
+        return self._kept[key]
+
+
+def check_datasets(datasets: list[Dataset]) -> None:
+    """Look for the files of the data sets before anything is trained.
+
+    Raises:
+        InputError: A file is missing.
+    """
+    for dataset in datasets:
+        if dataset.images is not None:
+            source = open_source(dataset.images, dataset.masks)
+            if not (source.has_masks or dataset.ood):
+                raise InputError(
+                    f"datasets: {dataset.name}", "images without masks", "masks, or ood: true if nothing is to be found"
+                )
+
+
+def _load(
+    name: str,
+    images: str | list[str],
+    masks: str | None,
+    data: DataConfig,
+    progress: Progress | None,
+    *,
+    only: list[str] | None = None,
+    without_foreground: bool = False,
+) -> ImageSet:
+    report = None if progress is None else lambda done, total: progress(f"Reading {name}", done, total)
+    return load_image_set(
+        name, images, masks, size=data.size, classes=data.classes,
+        ignore_index=data.ignore_index if data.classes > 1 else None,
+        without_foreground=without_foreground, only=only, workers=data.workers, progress=report,
+    )  # fmt: skip
+
+
+def _validation_scenes(scenes: ScenesConfig, size: int) -> ImageSet:
+    """The scenes that training holds back."""
+    made = generate(scenes.train + scenes.validation, size, scenes.seed, scenes.softness, scenes.doubtful, scenes.noise)
+    return _scene_set(VALIDATION, made.images[scenes.train :], made.masks[scenes.train :])
+
+
+def _scene_set(
+    name: str,
+    images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
+    masks: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
+) -> ImageSet:
+    return ImageSet(name, [f"{i:05}" for i in range(len(images))], images, list(masks // 255))

@@ -1,0 +1,236 @@
+"""What the result files of a benchmark say together: one row a method, calibrator and data set."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from densecal import __version__
+from densecal.benchmark.matrix import VALIDATION, Matrix
+from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Task, read_result
+from densecal.benchmark.tuning import Choice, choices
+from densecal.metrics.ood import separation
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The evaluations of one method, with one calibrator or none, on one data set: a record a seed.
+
+    Attributes:
+        label: The method's label.
+        calibrator: ``none`` for the model as it is.
+        dataset: Data set.
+        ood: Whether its images show nothing to be found.
+        reference: ``ensemble`` or ``MC dropout``, which are no methods of their own; else empty.
+        method: The method's settings.
+        grid: The values that tell the row from others of its entry; empty without a grid.
+        records: Evaluation records by seed; by ``all`` for an ensemble. Those of images without foreground have a
+            key ``ood`` more: how well the entropy of an image tells them from the validation images.
+    """
+
+    label: str
+    calibrator: str
+    dataset: str
+    ood: bool
+    reference: str
+    method: dict[str, Any]
+    grid: dict[str, Any]
+    records: dict[str, Record]
+
+    @property
+    def name(self) -> str:
+        """What tables call the row."""
+        name = f"{self.label} {self.reference}" if self.reference else self.label
+        return name if self.calibrator == PLAIN else f"{name} + {self.calibrator}"
+
+    def values(self, section: str, key: str, bins: int | None = None) -> dict[str, float]:
+        """A figure by seed, without the seeds that do not have it.
+
+        Args:
+            section: ``calibration``, ``segmentation``, ``entropy`` or ``ood``.
+            key: The figure.
+            bins: Another number of bins than that of the tables.
+        """
+        found = {}
+        for seed, record in self.records.items():
+            place = record["more_bins"].get(str(bins), {}) if bins is not None else record.get(section, {})
+            value = place.get(key)
+            if isinstance(value, int | float) and not math.isnan(value):
+                found[seed] = float(value)
+        return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A benchmark as its files have it.
+
+    Attributes:
+        matrix: What it is made of.
+        command: What made it.
+        rows: In the order of the tables.
+        choices: Tuned strengths by label.
+        missing: Tasks without a result, and why.
+        stale: Tasks whose result was made with other settings than the matrix has.
+        logs: Training logs by label and seed, lists of the lines of ``log.jsonl``.
+        commands: The command that trained each cell, by its key.
+        notes: Warnings of the trainings, with the cells that gave them.
+    """
+
+    matrix: Matrix
+    command: str
+    rows: list[Row]
+    choices: dict[str, Choice]
+    missing: dict[str, str]
+    stale: list[str]
+    logs: dict[str, dict[int, list[dict[str, Any]]]]
+    commands: dict[str, str]
+    notes: dict[str, list[str]]
+
+    @property
+    def bins(self) -> int:
+        """Bins of the tables."""
+        return self.matrix.bins[0]
+
+    @property
+    def datasets(self) -> list[str]:
+        """Data sets in order, the validation images first."""
+        return [VALIDATION, *(dataset.name for dataset in self.matrix.datasets)]
+
+
+def summarise(matrix: Matrix, out: Path, command: str) -> Summary:
+    """Read the result files of a benchmark; nothing else is needed, neither data nor checkpoints.
+
+    Args:
+        matrix: The benchmark.
+        out: Its folder.
+        command: What the tables should name as the command that made them.
+    """
+    plan = Plan(matrix, out)
+    chosen = choices(plan)
+    cells = plan.cells({label: choice.chosen for label, choice in chosen.items()})
+    summary = Summary(matrix, command, [], chosen, {}, [], {}, {}, {})
+    by_row: dict[tuple[str, ...], Row] = {}
+    tasks: list[Task] = [*cells, *plan.references(cells)]
+    for task in tasks:
+        result = read_result(task)
+        if result is None:
+            summary.missing[task.key] = _why_missing(task)
+            continue
+        if result["digest"] != task.digest:
+            summary.stale.append(task.key)
+        _add(summary, by_row, task, result)
+    for label in matrix.tune.keys() - chosen.keys():
+        summary.missing[label] = "its trials, or those of the reference, are not all finished"
+    for trial in plan.trials:
+        if read_result(trial) is None:
+            summary.missing[trial.key] = _why_missing(trial)
+        summary.commands[trial.key] = _command(trial)
+    summary.rows.extend(sorted(by_row.values(), key=lambda row: _place(summary, row)))
+    return summary
+
+
+def results(summary: Summary) -> dict[str, Any]:
+    """Every figure of every row as mean, spread over seeds and value of each seed, ready to be written as JSON."""
+    return {
+        "command": summary.command,
+        "densecal": __version__,
+        "matrix": summary.matrix.model_dump(mode="json"),
+        "tuning": {label: asdict(choice) for label, choice in summary.choices.items()},
+        "missing": summary.missing,
+        "stale": summary.stale,
+        "warnings": summary.notes,
+        "rows": [_row_results(summary, row) for row in summary.rows],
+    }
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; NaN where there are too few values."""
+    values = list(values)
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: dict[str, Any]) -> None:
+    """Sort the evaluations of a result into rows."""
+    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.ood}
+    reference = task.kind if isinstance(task, Reference) else ""
+    records = {(record["calibrator"], record["dataset"]): record for record in result["evaluations"]}
+    for (calibrator, dataset), record in records.items():
+        if dataset not in summary.datasets or calibrator not in (PLAIN, *summary.matrix.calibrators):
+            continue
+        if dataset in ood:
+            inside = records[calibrator, VALIDATION]
+            record["ood"] = asdict(separation(inside["entropy"]["images"], record["entropy"]["images"]))
+        row = by_row.setdefault(
+            (task.label, reference, calibrator, dataset),
+            Row(
+                task.label, calibrator, dataset, dataset in ood, reference,
+                result.get("method", {}), result.get("grid", {}), {},
+            ),
+        )  # fmt: skip
+        row.records[str(task.seed)] = record
+    for note in result["warnings"]:
+        summary.notes.setdefault(note, []).append(task.key)
+    if isinstance(task, Cell):
+        summary.commands[task.key] = _command(task)
+        summary.logs.setdefault(task.label, {})[task.seed] = _log(task)
+
+
+def _place(summary: Summary, row: Row) -> tuple[int, int, int]:
+    """By data set; then methods as they are, with each calibrator, and references last; methods keep their order."""
+    calibrators = [PLAIN, *summary.matrix.calibrators]
+    return summary.datasets.index(row.dataset), int(bool(row.reference)), calibrators.index(row.calibrator)
+
+
+def _row_results(summary: Summary, row: Row) -> dict[str, Any]:
+    first = next(iter(row.records.values()))
+    figures: dict[str, Any] = {}
+    for section in ("calibration", "segmentation"):
+        for key in first[section]:
+            if key != "ci":
+                figures[key] = _figure(row, section, key)
+    figures["entropy"] = _figure(row, "entropy", "mean")
+    figures |= {key: _figure(row, "ood", key) for key in first.get("ood", {})}
+    for bins in summary.matrix.bins[1:]:
+        for key in ("ece_ew", "oe_ew", "oe_ew_weighted", "ue_ew", "ece_em"):
+            figures[f"{key}@{bins}"] = _figure(row, "calibration", key, bins)
+    shown = ("label", "calibrator", "dataset", "ood", "reference", "method", "grid")
+    return {"name": row.name, **{key: getattr(row, key) for key in shown}, "figures": figures}
+
+
+def _figure(row: Row, section: str, key: str, bins: int | None = None) -> dict[str, Any]:
+    values = row.values(section, key, bins)
+    mean, std = spread(values.values())
+    figure: dict[str, Any] = {"mean": mean, "std": std, "seeds": values}
+    if section == "calibration" and bins is None:
+        intervals = {seed: record["calibration"]["ci"].get(key) for seed, record in row.records.items()}
+        if all(intervals.values()):
+            figure["interval"] = intervals
+    return figure
+
+
+def _why_missing(task: Task) -> str:
+    try:
+        lines = (task.folder / ERROR).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "not run yet"
+    return lines[-1] if lines else "failed"
+
+
+def _command(cell: Cell) -> str:
+    return shlex.join(["densecal", "train", cell.recipe, *cell.overrides, "--out", str(cell.run)])
+
+
+def _log(cell: Cell) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in (cell.run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []

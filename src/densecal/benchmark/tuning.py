@@ -1,0 +1,80 @@
+"""Choosing a method's strength on the validation images alone, with one budget for all methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from densecal.benchmark.matrix import REFERENCE
+from densecal.benchmark.plan import Cell, Plan, finished, read_result
+
+MAX_DROP = 0.005
+"""A strength may cost this much of the F measure (mIoU for K classes), and no more."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one value of a strength gave on the validation images.
+
+    Attributes:
+        override: The setting, as ``key=value``.
+        ece: Calibration error, equal-width bins.
+        score: F max, or mIoU for K classes.
+    """
+
+    override: str
+    ece: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The trials of a method and the one that was chosen.
+
+    Attributes:
+        trials: In the order of the matrix.
+        reference: The score of plain cross entropy with the same seed.
+        chosen: The override that the method's cells are trained with.
+        kept_score: False if every value costs more of the score than it may; then the least costly is chosen.
+    """
+
+    trials: tuple[Trial, ...]
+    reference: float
+    chosen: str
+    kept_score: bool
+
+
+def choose(trials: tuple[Trial, ...], reference: float) -> Choice:
+    """The value with the least calibration error among those that keep the score; the first one of equals."""
+    keeping = [trial for trial in trials if trial.score > reference - MAX_DROP]
+    best = min(keeping, key=lambda t: t.ece) if keeping else max(trials, key=lambda t: t.score)
+    return Choice(trials, reference, best.override, bool(keeping))
+
+
+def choices(plan: Plan) -> dict[str, Choice]:
+    """The choices that can be made so far, by label: those whose trials, and the reference, are finished."""
+    if not plan.trials:
+        return {}
+    first = plan.matrix.seeds[0]
+    reference = next(cell for cell in plan.untuned if cell.label == REFERENCE and cell.seed == first)
+    plain = _validation(reference)
+    if plain is None:
+        return {}
+    made = {}
+    for label in plan.matrix.tune:
+        tried = [(cell, _validation(cell)) for cell in plan.trials if cell.label == label]
+        found = [Trial(cell.tried, *figures) for cell, figures in tried if figures is not None]
+        if len(found) == len(tried):
+            made[label] = choose(tuple(found), plain[1])
+    return made
+
+
+def _validation(cell: Cell) -> tuple[float, float] | None:
+    """Calibration error and score of a finished cell on the validation images."""
+    if not finished(cell):
+        return None
+    result = read_result(cell)
+    assert result is not None
+    record: dict[str, Any] = result["evaluations"][0]
+    scores = record["segmentation"]
+    return record["calibration"]["ece_ew"], scores["f_max" if "f_max" in scores else "miou"]

@@ -1,0 +1,292 @@
+"""Running a benchmark: worker processes that take cells from one list, guarded by locks, and one that watches."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import torch
+
+from densecal.benchmark.matrix import Matrix, dump_matrix
+from densecal.benchmark.plan import ERROR, Plan, Task, failed, finished
+from densecal.benchmark.sets import ImageSets, check_datasets
+from densecal.benchmark.tuning import choices
+from densecal.errors import InputError, Preempted
+from densecal.files import locked, write_text
+from densecal.training.feed import open_data
+
+POLL_SECONDS = 0.5
+REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a task.
+
+    Attributes:
+        task: Its key.
+        state: ``waiting``, ``running``, ``finished`` or ``failed``.
+        text: What is being done, or why it failed.
+    """
+
+    task: str
+    state: str
+    text: str = ""
+
+
+Watch = Callable[[Event], None]
+
+
+def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None = None) -> None:
+    """Run the cells of a matrix that are not finished yet.
+
+    Every task ends with a result file or, if it failed, with an error file; failures of earlier calls are tried again.
+
+    Args:
+        matrix: The benchmark.
+        out: Its folder.
+        jobs: Processes a device; there is one device a GPU, or else the CPU.
+        watch: Told what happens.
+
+    Raises:
+        InputError: The settings or the data are wrong; nothing was trained.
+        Preempted: SIGTERM came; another call goes on.
+    """
+    watch = watch or (lambda event: None)
+    plan = Plan(matrix, out)
+    _forget_failures(out)
+    tasks = open_tasks(plan, set())
+    if not tasks:
+        return
+    check_datasets(matrix.datasets)
+    _pack(plan, watch)
+    write_text(out / "matrix.yaml", dump_matrix(matrix))
+    for task in tasks:
+        watch(Event(task.key, "waiting"))
+    workers: list[_Worker] = []
+    try:
+        with _stoppable():
+            workers += [_Worker(matrix, out, environment) for environment in _environments(plan, jobs)]
+            _watch_workers(workers, watch)
+    finally:
+        for worker in workers:
+            worker.ask_to_stop()
+        for worker in workers:
+            worker.close()
+
+
+def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
+    """Tasks that can be done now and are neither finished nor failed.
+
+    Args:
+        plan: All tasks.
+        done: Folders of tasks that are known to be finished and are not looked up again; grows.
+    """
+
+    def is_done(task: Task) -> bool:
+        if task.folder not in done and finished(task):
+            done.add(task.folder)
+        return task.folder in done
+
+    tuned = plan.tuned({label: choice.chosen for label, choice in choices(plan).items()})
+    references = plan.references([*plan.untuned, *tuned])
+    tasks: list[Task] = [*plan.trials, *plan.untuned, *tuned]
+    tasks += [reference for reference in references if all(map(is_done, reference.members))]
+    return [task for task in tasks if not is_done(task) and not failed(task)]
+
+
+class _Worker:
+    """A process that does tasks, and what it is doing."""
+
+    def __init__(self, matrix: Matrix, out: Path, environment: dict[str, str]) -> None:
+        self.arguments = (matrix, out, environment)
+        self.task: tuple[str, Path] | None = None
+        self.pipe, other = multiprocessing.Pipe(duplex=False)
+        self.process: SpawnProcess = multiprocessing.get_context("spawn").Process(
+            target=_work, args=(matrix, out, other)
+        )
+        with _set(environment):
+            self.process.start()
+        other.close()  # so that the pipe ends when the process does
+
+    def ask_to_stop(self) -> None:
+        """A training writes a checkpoint and ends; anything else ends at once."""
+        if self.process.is_alive():
+            self.process.terminate()
+
+    def close(self) -> None:
+        """Wait for the end."""
+        self.process.join()
+        self.pipe.close()
+
+
+def _watch_workers(workers: list[_Worker], watch: Watch) -> None:
+    """Pass on what the workers report, until all have ended; one that dies is replaced, and its task has failed."""
+    while running := {worker.pipe: worker for worker in workers if not worker.pipe.closed}:
+        for pipe in wait(list(running)):
+            assert isinstance(pipe, Connection)
+            worker = running[pipe]
+            try:
+                event, folder = pipe.recv()
+            except EOFError:
+                worker.close()
+                if worker.process.exitcode != 0:
+                    workers.append(_replaced(worker, watch))
+                continue
+            worker.task = (event.task, folder) if event.state == "running" else None
+            watch(event)
+
+
+def _replaced(worker: _Worker, watch: Watch) -> _Worker:
+    """Note the failure of a worker that died, and start another in its place."""
+    code = worker.process.exitcode
+    if worker.task is None:
+        raise InputError(
+            "benchmark", f"a worker process died before it took a cell (exit code {code})", "enough memory"
+        )
+    key, folder = worker.task
+    reason = f"the process died (exit code {code}): killed, or out of memory"
+    write_text(folder / ERROR, reason + "\n")
+    watch(Event(key, "failed", reason))
+    return _Worker(*worker.arguments)
+
+
+def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
+    """What a worker process does: one open task after the other, until none is left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    plan, sets, done = Plan(matrix, out), ImageSets(), set[Path]()
+    while tasks := open_tasks(plan, done):
+        if not any(_done(task, sets, pipe) for task in tasks):
+            # the rest is under way in other processes; what they finish may open more, what they leave is taken up
+            time.sleep(POLL_SECONDS)
+
+
+def _done(task: Task, sets: ImageSets, pipe: Connection) -> bool:
+    """Do a task, unless another process is at it or was first."""
+    # only workers need the networks, whose libraries take seconds to load
+    from densecal.benchmark.cells import run_task
+
+    with locked(task.folder) as mine:
+        if not mine or finished(task) or failed(task):
+            return False
+        report = _Reporter(pipe, task)
+        report.send("running", "starting")
+        start = time.perf_counter()
+        try:
+            run_task(task, sets, report)
+        except Preempted:
+            sys.exit(128 + signal.SIGTERM)
+        except Exception as error:
+            text = str(error) if isinstance(error, InputError) else traceback.format_exc()
+            write_text(task.folder / ERROR, text.rstrip() + "\n")
+            report.send("failed", text.rstrip().splitlines()[-1])
+        else:
+            report.send("finished", f"{time.perf_counter() - start:.0f} s")
+        # other workers on the device can use what this task has left behind
+        gc.collect()
+        torch.cuda.empty_cache()
+        return True
+
+
+class _Reporter:
+    """Tells the watching process what a task is at, a few times a second."""
+
+    def __init__(self, pipe: Connection, task: Task) -> None:
+        self.pipe, self.task, self.last = pipe, task, 0.0
+
+    def __call__(self, title: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last > REPORT_SECONDS:
+            self.last = now
+            self.send("running", f"{title} ({100 * done // max(total, 1)} %)")
+
+    def send(self, state: str, text: str) -> None:
+        try:
+            self.pipe.send((Event(self.task.key, state, text), self.task.folder))
+        except OSError:
+            os._exit(1)  # the parent is gone; this is no failure of the task
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM as an error, so that the workers are asked to stop too."""
+
+    def stop(*_: object) -> None:
+        raise Preempted("stopped; the same command goes on")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_with_parent() -> None:
+    """Workers do not outlive a parent that is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _forget_failures(out: Path) -> None:
+    """What failed in an earlier call is tried again."""
+    for kind in ("cells", "tuning", "references"):
+        for error in list((out / kind).glob(f"**/{ERROR}")):
+            error.unlink(missing_ok=True)
+
+
+def _pack(plan: Plan, watch: Watch) -> None:
+    """Pack the training images before several workers do it at the same time."""
+    configs = {cell.config.data.model_dump_json(): cell.config.data for cell in [*plan.trials, *plan.untuned]}
+    for config in configs.values():
+        if config.images is not None:
+            open_data(config, lambda title, done, total: watch(Event("data", "running", f"{title}: {done} of {total}")))
+            watch(Event("data", "finished", "packed"))
+
+
+def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:
+    """The environment of every worker: one GPU, or a share of the cores."""
+    places = [{}] if plan.untuned[0].config.engine.accelerator == "cpu" else _devices()
+    environments = [place for place in places for _ in range(jobs)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // len(environments)))}
+    return [{**environment, **threads} for environment in environments]
+
+
+def _devices() -> list[dict[str, str]]:
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = given.split(",")[:count] if given else [str(i) for i in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
+
+
+@contextlib.contextmanager
+def _set(environment: dict[str, str]) -> Iterator[None]:
+    """A process takes over the environment of the one that starts it."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

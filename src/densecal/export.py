@@ -1,0 +1,401 @@
+"""Exporting: a trained model and its calibrator become one ONNX file, compared with PyTorch before it is written."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, softplus
+from torch.overrides import TorchFunctionMode
+
+from densecal import __version__, posthoc
+from densecal.errors import InputError
+from densecal.files import write_atomically
+from densecal.models.factory import MULTIPLE, SegmentationModel
+from densecal.posthoc import Calibrator
+from densecal.prediction import load_predictor
+
+INPUTS = ("unit", "uint8", "normalised")
+"""Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""
+OPSET = 18
+"""The set that PyTorch's exporter writes by itself; every other one is a conversion of it."""
+TOLERANCE = 1e-4
+"""Largest probability difference that a file may have from PyTorch."""
+BATCHES = (1, 3)
+MAX_BYTES = (1 << 31) - (1 << 20)
+"""What one ONNX file can hold: protobuf ends at 2 GB."""
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+Array = NDArray[Any]
+
+
+class ExportError(RuntimeError):
+    """The model could not be exported, or the file disagrees with PyTorch; nothing was written."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One batch through the file and through PyTorch.
+
+    Attributes:
+        shape: Batch, height and width.
+        difference: Largest difference of a probability.
+        on_steps: Pixels left out of it, where the calibrator jumps within rounding of the logit, as a step function
+            does at its edges, and the file's probability lies on one side of the jump.
+    """
+
+    shape: tuple[int, int, int]
+    difference: float
+    on_steps: int
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written.
+
+    Attributes:
+        path: The file.
+        bytes: Its size.
+        input: Name of the input kind.
+        size: Side of the images the network was trained at.
+        any_size: Whether height and width are free; else both are ``size``.
+        comparisons: How it compares with PyTorch.
+    """
+
+    path: Path
+    bytes: int
+    input: str
+    size: int
+    any_size: bool
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def difference(self) -> float:
+        """Largest difference of a probability from PyTorch."""
+        return max(comparison.difference for comparison in self.comparisons)
+
+    @property
+    def on_steps(self) -> int:
+        """Pixels on a jump of the calibrator."""
+        return sum(comparison.on_steps for comparison in self.comparisons)
+
+
+def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str = "unit") -> Export:
+    """Export the model of a run or checkpoint folder.
+
+    Args:
+        run: Run folder (its last checkpoint) or checkpoint folder.
+        out: File to write, ``.onnx``.
+        calibrator: File of a calibrator to put behind the network.
+        input: One of ``INPUTS``.
+
+    Returns:
+        What was written and how far it is from PyTorch.
+
+    Raises:
+        InputError: Something given is not what it should be.
+        ExportError: The model cannot be exported, or the file disagrees with PyTorch.
+    """
+    require_packages()
+    predictor = load_predictor(run, "cpu")
+    assert isinstance(predictor.model, SegmentationModel)
+    loaded = None if calibrator is None else posthoc.load(calibrator)
+    return export_model(predictor.model, out, predictor.config.data.size, loaded, input)
+
+
+def export_model(
+    model: SegmentationModel, out: Path, size: int, calibrator: Calibrator | None = None, input: str = "unit"
+) -> Export:
+    """Export a model of ``densecal.models.build``, on the CPU, in evaluation mode.
+
+    The file maps ``images`` (B, 3, H, W) to ``probabilities`` (B, 1, H, W), or (B, K, H, W). It is run by onnxruntime
+    and compared with the model before it is written.
+
+    Args:
+        model: The network with its normalisation.
+        out: File to write, ``.onnx``.
+        size: Side of the images it was trained at.
+        calibrator: Put behind the network.
+        input: One of ``INPUTS``.
+
+    Returns:
+        What was written and how far it is from PyTorch.
+    """
+    if input not in INPUTS:
+        raise InputError("--input", input, f"one of {', '.join(INPUTS)}")
+    if out.suffix.lower() != ".onnx":
+        raise InputError("--out", str(out), "a name that ends in .onnx")
+    if calibrator is not None and calibrator.num_classes != model.classes:
+        found = f"{calibrator.method} for {_channels(calibrator.num_classes)}"
+        raise InputError("--calibrator", found, f"one for {_channels(model.classes)}, which the model has")
+    require_packages()
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if weights > MAX_BYTES:
+        raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
+    model.eval()
+    proto = _traced(Deployment(model, calibrator, input), size)
+    any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
+    sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
+    comparisons = compare(proto.SerializeToString(), model, calibrator, input, sizes)
+    worst = max(comparison.difference for comparison in comparisons)
+    if not worst <= TOLERANCE:
+        raise ExportError(f"the file differs from PyTorch by {worst:.1e} in a probability; expected {TOLERANCE:.0e}")
+    _describe(proto, model, calibrator, input, size, any_size, worst)
+    content = proto.SerializeToString()
+    write_atomically(out, lambda stream: stream.write(content))
+    return Export(out, len(content), input, size, any_size, comparisons)
+
+
+def require_packages() -> None:
+    """Raise an InputError that says what to install unless the extra ``export`` is there."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError("densecal export", f"no {' and no '.join(missing)}", "pip install 'densecal[export]'")
+
+
+# ------------------------------------------------------------------ the graph
+
+
+class Deployment(nn.Module):
+    """What the file computes, from images as the user has them to probabilities.
+
+    Args:
+        model: The network with its normalisation.
+        calibrator: Put behind the network.
+        input: One of ``INPUTS``.
+    """
+
+    def __init__(self, model: SegmentationModel, calibrator: nn.Module | None, input: str) -> None:
+        super().__init__()
+        self.model, self.calibrator, self.input = model, calibrator, input
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Foreground or class probabilities at the images' size."""
+        if self.input == "normalised":
+            x, images = images, images * self.model.std + self.model.mean
+        else:
+            images = images.float() / 255 if self.input == "uint8" else images
+            x = (images - self.model.mean) / self.model.std
+        height, width = images.shape[-2:]
+        # SegmentationModel.forward branches on the size, which a graph for any size cannot
+        padded = x[:, :, _replicated(height)][:, :, :, _replicated(width)]
+        with PreciseTails():
+            logits = self.model.network(padded)[..., :height, :width]
+            return probabilities(logits, images, self.calibrator)
+
+
+def _replicated(side: int) -> Tensor:
+    """Indices that pad a side to a multiple of 32 by repeating its last row or column."""
+    return torch.arange((side + MULTIPLE - 1) // MULTIPLE * MULTIPLE).clamp(max=side - 1)
+
+
+def probabilities(logits: Tensor, images: Tensor, calibrator: nn.Module | None) -> Tensor:
+    """Calibrated probabilities, or plain ones where there is no calibrator."""
+    if calibrator is None:
+        return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+    calibrated: Tensor = calibrator(logits, images if calibrator.needs_images else None)
+    return calibrated
+
+
+class PreciseTails(TorchFunctionMode):
+    """Writes sigmoid and its logarithm so that onnxruntime keeps their tails.
+
+    Its Sigmoid is 0 below -18, and the exporter's LogSigmoid is the logarithm of that, minus infinity. Isotonic and
+    beta calibration and the mean of EBMGSOD's maps tell logits of -20 and -30 apart.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the two functions and call the others."""
+        if function in (torch.sigmoid, Tensor.sigmoid):
+            return 1 / (1 + torch.exp(-args[0]))
+        if function is logsigmoid:
+            return -softplus(-args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def _traced(deployment: Deployment, size: int) -> Any:
+    """The graph, an ``onnx.ModelProto``; where the network's code depends on the size, of that size alone."""
+    shape = (2, 3, size, size)
+    example = torch.zeros(shape, dtype=torch.uint8 if deployment.input == "uint8" else torch.float32)
+    batch, height, width = (torch.export.Dim(name, min=1) for name in ("batch", "height", "width"))
+    problems = []
+    for free in ({0: batch, 2: height, 3: width}, {0: batch}):
+        try:
+            with _quiet(), _same_padding_known():
+                program = torch.onnx.export(
+                    deployment,
+                    (example,),
+                    dynamo=True,
+                    opset_version=OPSET,
+                    input_names=["images"],
+                    output_names=["probabilities"],
+                    dynamic_shapes={"images": free},
+                    verbose=False,
+                )
+        except Exception as error:  # the exporter passes on whatever it meets in the network's code
+            problems.append(" ".join(str(error).split())[:300])
+            continue
+        assert program is not None
+        proto = program.model_proto
+        dims = proto.graph.input[0].type.tensor_type.shape.dim
+        # the exporter fixes an axis that it cannot keep free without saying so
+        if dims[0].dim_param and bool(dims[2].dim_param) == bool(dims[3].dim_param):
+            return proto
+        problems.append(f"the exporter fixed the input at {[dim.dim_param or dim.dim_value for dim in dims]}")
+    model = deployment.model
+    raise ExportError(f"{model.arch} on {model.encoder} cannot be exported: {problems[-1]}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on its own code."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _same_padding_known() -> Iterator[None]:
+    """Tell timm the padding of strided convolutions "same" as in TensorFlow, which it works out from the size.
+
+    Sides are multiples of 32, and those of a strided layer's input multiples of its stride s; its padding is then
+    max((k - 1) d + 1 - s, 0) at any size. With the size in the formula the exporter does algebra for many minutes.
+    """
+    padding: Any = importlib.import_module("timm.layers.padding")
+    by_size = padding.get_same_padding
+    padding.get_same_padding = lambda x, k, s, d: max((k - 1) * d + 1 - s, 0)
+    try:
+        yield
+    finally:
+        padding.get_same_padding = by_size
+
+
+def _describe(
+    proto: Any,
+    model: SegmentationModel,
+    calibrator: Calibrator | None,
+    input: str,
+    size: int,
+    any_size: bool,
+    difference: float,
+) -> None:
+    """Write into the file what it is and how it is to be fed."""
+    proto.producer_name, proto.producer_version = "densecal", __version__
+    described = {
+        "densecal": __version__,
+        "arch": model.arch,
+        "encoder": model.encoder,
+        "classes": model.classes,
+        "input": input,
+        "size": size,
+        "any_size": any_size,
+        "mean": model.mean.flatten().tolist(),
+        "std": model.std.flatten().tolist(),
+        "normalised_inside": input != "normalised",
+        "calibrator": None if calibrator is None else calibrator.to_json(),
+        "largest_difference": difference,
+    }
+    for key, value in described.items():
+        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
+
+
+def _channels(classes: int) -> str:
+    return "one foreground logit" if classes == 1 else f"{classes} classes"
+
+
+# ------------------------------------------------------------------ the comparison
+
+
+@torch.no_grad()
+def compare(
+    content: bytes,
+    model: SegmentationModel,
+    calibrator: Calibrator | None,
+    input: str,
+    sizes: tuple[tuple[int, int], ...],
+) -> tuple[Comparison, ...]:
+    """Run a file in onnxruntime and the model in PyTorch on the same pictures.
+
+    Args:
+        content: The ONNX file.
+        model: What it was made from.
+        calibrator: Likewise.
+        input: Likewise.
+        sizes: Heights and widths, each of which is run at every one of ``BATCHES``.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    found = []
+    for height, width in sizes:
+        for batch in BATCHES:
+            images = pictures(batch, height, width)
+            fed = {"images": _as_input(images, model, input)}
+            p_file = torch.from_numpy(session.run(["probabilities"], fed)[0])
+            unit = images.float() / 255
+            found.append(_comparison(p_file, model(unit).contiguous(), unit, calibrator))
+    return tuple(found)
+
+
+def _comparison(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Module | None) -> Comparison:
+    p = probabilities(z, images, calibrator)
+    shape = (z.shape[0], z.shape[2], z.shape[3])
+    if p_file.shape != p.shape or not bool(p_file.isfinite().all()):
+        return Comparison(shape, float("inf"), 0)
+    difference = (p_file - p).abs()
+    if calibrator is None or not difference.max() > TOLERANCE:
+        return Comparison(shape, float(difference.max()), 0)
+    low, high = _within_rounding(z, images, calibrator)
+    step = (difference > TOLERANCE) & (p_file > low - TOLERANCE) & (p_file < high + TOLERANCE)
+    return Comparison(shape, float(torch.where(step, 0.0, difference).max()), int(step.sum()))
+
+
+def _within_rounding(z: Tensor, images: Tensor, calibrator: nn.Module) -> tuple[Tensor, Tensor]:
+    """The least and the largest probability when logits move as far as the tolerance allows them to.
+
+    A logit that moves by 1e-4 moves its sigmoid by less than 1e-4. All are moved up, down, and each at random.
+    """
+    generator = torch.Generator().manual_seed(0)
+    moves = [torch.ones_like(z), -torch.ones_like(z)]
+    moves += [2 * torch.randint(0, 2, z.shape, generator=generator).to(z) - 1 for _ in range(8)]
+    moved = torch.stack([probabilities(z + TOLERANCE * move, images, calibrator) for move in moves])
+    return moved.amin(dim=0), moved.amax(dim=0)
+
+
+def pictures(batch: int, height: int, width: int) -> Tensor:
+    """Pictures (B, 3, H, W) of bytes that bring out different things: a disc on a slope of light, noise, squares."""
+    generator = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    slope = torch.stack([x + 1, y + 1, 2 - x - y]) / 4
+    disc = torch.where((x - 0.2) ** 2 + y**2 < 0.3, 1 - slope, slope)
+    squares = ((torch.arange(height)[:, None] // 9 + torch.arange(width) // 7) % 2).expand(3, -1, -1)
+    made = [(disc, torch.rand(3, height, width, generator=generator), squares)[i % 3] for i in range(batch)]
+    return (torch.stack([picture.float() for picture in made]) * 255).round().to(torch.uint8)
+
+
+def _as_input(images: Tensor, model: SegmentationModel, input: str) -> Array:
+    """Bytes as the input kind wants them."""
+    if input == "uint8":
+        return images.numpy()
+    unit = images.float() / 255
+    return np.asarray((unit if input == "unit" else (unit - model.mean) / model.std).numpy())

@@ -1,0 +1,181 @@
+"""Figures of a benchmark: joint densities side by side, figures over a swept setting, convergence of the rule."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from densecal.benchmark.studies import TECHNIQUES, AlphaPath, Sweep, convergence, reference_value, sweeps
+from densecal.benchmark.summary import Row, Summary, spread
+from densecal.report.figures import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, file_name, joint_figure, plain_text, save
+
+_COLOURS = dict(zip(TECHNIQUES, (RED, ORANGE, BLUE, GREEN), strict=True))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_WIDTHS = {"m": 3.6}
+"""Moderation lies under dynamic moderation, which has the same mean."""
+_STYLES = {"none": ("--", "unnormalised"), "paper": ("-", "normalised"), "confidence": (":", "normalised twice")}
+_SYMBOLS = {"alpha": r"$\alpha$", "eta": r"$\eta$", "lam": r"$\lambda$"}
+_WIDE = 10.0
+"""Positive values that span more than this factor go on a logarithmic axis."""
+
+
+def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
+    """Draw everything that the benchmark has the rows for.
+
+    Returns:
+        The files written.
+    """
+    drawn: dict[str, Figure] = {}
+    for dataset in summary.datasets:
+        rows = [row for row in summary.rows if row.dataset == dataset and not row.grid]
+        if rows:
+            drawn[f"joint-{file_name(dataset)}"] = joint_figure([_pooled(row) for row in rows])
+    for sweep in sweeps(summary):
+        for bins in summary.matrix.bins:
+            drawn[f"sweep-{sweep.method}-{sweep.key}-{bins}-bins"] = sweep_figure(summary, sweep, bins)
+    paths = convergence(summary)
+    if paths:
+        drawn["convergence"] = convergence_figure(paths)
+    written = []
+    for name, figure in drawn.items():
+        written.append(folder / f"{name}.png")
+        save(figure, written[-1])
+    return written
+
+
+def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
+    """ECE, OE and F max over a setting, a row a data set; shaded: one standard deviation over seeds."""
+    other = None if bins == summary.bins else bins
+    datasets = [d for d in summary.datasets if any(sweep.points(line, d) for line in sweep.lines)]
+    panels = [
+        ("calibration", "ece_ew", f"ECE (%), {bins} bins", 100.0, other),
+        ("calibration", "oe_ew", f"OE (%), {bins} bins", 100.0, other),
+        ("segmentation", _score(sweep), "F max" if _score(sweep) == "f_max" else "mIoU", 1.0, None),
+    ]
+    figure = Figure(figsize=(10.5, 2.7 * len(datasets) + 0.5), layout="constrained")
+    axes = figure.subplots(len(datasets), len(panels), squeeze=False, sharex=True)
+    for line_of_axes, dataset in zip(axes, datasets, strict=True):
+        for axis, (section, key, label, scale, which) in zip(line_of_axes, panels, strict=True):
+            if section == "segmentation" and _is_ood(summary, dataset):
+                axis.set_axis_off()  # nothing is to be found there
+                continue
+            for i, line in enumerate(sweep.lines):
+                _draw_line(axis, sweep, line, dataset, section, key, scale, which, i)
+            base = reference_value(summary, dataset, section, key, which)
+            if base is not None:
+                axis.axhline(scale * base, color=GREY, linestyle="--", linewidth=1.2, label="plain cross entropy")
+            axis.set(ylabel=label)
+            axis.set_title(plain_text(dataset), fontsize=9)
+            axis.grid(alpha=0.25, linewidth=0.6)
+            _scale_x(axis, sweep)
+            if key == "ece_ew":
+                _scale_ece(axis)
+            elif key == "oe_ew":
+                axis.set_ylim(bottom=0)
+    for axis in axes[-1]:
+        axis.set_xlabel(_SYMBOLS.get(sweep.key, sweep.key))
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def convergence_figure(paths: list[AlphaPath]) -> Figure:
+    """Mean alpha and expected confidence over epochs, with unnormalised and normalised gradients."""
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for path in paths:
+        dashes, title = _STYLES[path.grad_norm]
+        for axis, values in ((left, path.alpha), (right, path.confidence)):
+            axis.plot(
+                path.epochs, values, color=_COLOURS[path.technique], linestyle=dashes,
+                linewidth=_WIDTHS.get(path.technique, 1.8),
+                label=f"{path.technique.upper()}, {title}" if axis is left else None,
+            )  # fmt: skip
+    accuracy = np.mean([path.accuracy[-1] for path in paths])
+    right.axhline(float(accuracy), color=GREY, linewidth=1.2, linestyle="-.", label="accuracy at the end")
+    left.set(xlabel="epoch", ylabel=r"mean $\alpha$")
+    right.set(xlabel="epoch", ylabel=r"expected confidence $1 - \alpha\beta/2$")
+    for axis in (left, right):
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.set_xlim(left=1)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_line(
+    axis: Axes, sweep: Sweep, line: str, dataset: str, section: str, key: str, scale: float, bins: int | None, i: int
+) -> None:
+    x, mean, std = [], [], []
+    for value, row in sweep.points(line, dataset):
+        values = row.values(section, key, bins)
+        if values:
+            centre, width = spread(values.values())
+            x.append(value)
+            mean.append(scale * centre)
+            std.append(0.0 if math.isnan(width) else scale * width)
+    colour = _COLOURS.get(line, CYCLE[i % len(CYCLE)])
+    title = line.upper() if line in TECHNIQUES else line
+    axis.plot(x, mean, color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4, label=plain_text(title))
+    if any(std):
+        low, high = np.array(mean) - std, np.array(mean) + std
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _scale_x(axis: Axes, sweep: Sweep) -> None:
+    """Wide positive ranges on a logarithmic axis; from 0 on, a root makes room for the small values."""
+    values = sorted({float(row.method[sweep.key]) for rows in sweep.lines.values() for row in rows})
+    positive = [value for value in values if value > 0]
+    if values[0] < 0 or not positive or positive[-1] / positive[0] < _WIDE:
+        return
+    if values[0] > 0:
+        axis.set_xscale("log")
+        places = np.log(values)
+    else:
+        axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        places = np.sqrt(values)
+    apart = (places[-1] - places[0]) / 8
+    ticks = [values[0]]
+    for value, place in zip(values, places, strict=True):
+        if place - places[values.index(ticks[-1])] > apart:
+            ticks.append(value)
+    axis.set_xticks(ticks, [f"{value:g}" for value in ticks], fontsize=8)
+    axis.set_xticks([], minor=True)
+
+
+def _scale_ece(axis: Axes) -> None:
+    """Small errors matter most: a logarithmic axis where they span much."""
+    heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axis.get_lines()])
+    if heights.min() > 0 and heights.max() / heights.min() > _WIDE:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_ylim(bottom=0)
+
+
+def _is_ood(summary: Summary, dataset: str) -> bool:
+    return any(row.ood for row in summary.rows if row.dataset == dataset)
+
+
+def _score(sweep: Sweep) -> str:
+    row: Row = next(iter(sweep.lines.values()))[0]
+    first = next(iter(row.records.values()))
+    return "f_max" if "f_max" in first["segmentation"] else "miou"
+
+
+def _pooled(row: Row) -> dict[str, Any]:
+    """A record with the joint density of all seeds."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for record in row.records.values():
+        for x, y, n in record["joint"]["counts"]:
+            counts[x, y] += n
+    cells = next(iter(row.records.values()))["joint"]["cells"]
+    joint = {"cells": cells, "counts": [[x, y, n] for (x, y), n in counts.items()]}
+    return {"name": row.name, "dataset": row.dataset, "joint": joint}

@@ -1,0 +1,358 @@
+"""Tables of a benchmark: mean and spread over seeds, best and second marked, as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from densecal.benchmark.studies import EffectiveRange, effective_ranges, sweeps
+from densecal.benchmark.summary import Row, Summary, results, spread
+from densecal.benchmark.tuning import MAX_DROP
+from densecal.files import write_json, write_text
+from densecal.report.tables import COLUMNS, Column, _tex
+
+_BY_KEY = {column.key: column for column in COLUMNS}
+_NLL = Column("calibration", "nll", "NLL", "NLL", False, min)
+_OOD = (
+    Column("entropy", "mean", "Entropy", "Entropy", True, max),
+    Column("ood", "auroc", "AUROC", "AUROC", False, max),
+    Column("ood", "fpr95", "FPR95", "FPR95", False, min),
+)
+"""Of images that show nothing to be found."""
+MAIN = (_BY_KEY["ece_ew"], _BY_KEY["oe_ew"])
+"""The figures of the paper's Table 1."""
+SWEPT = (*MAIN, _BY_KEY["f_max"], _BY_KEY["miou"])
+_AFTER_BRIER = COLUMNS.index(_BY_KEY["brier"]) + 1
+DETAILS = (*COLUMNS[:_AFTER_BRIER], _NLL, *COLUMNS[_AFTER_BRIER:], *_OOD)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: the rows of one method by data set."""
+
+    name: str
+    rows: dict[str, Row]
+    group: str
+    """Lines of one group stand together."""
+
+    @property
+    def competes(self) -> bool:
+        """Whether it may be marked as the best; references are not, for they cost several models or passes."""
+        return not any(row.reference for row in self.rows.values())
+
+
+Cell = tuple[str, Column]
+"""A column of a table: the data set and the figure."""
+Style = Callable[[str, str, str], str]
+"""Mean, spread (may be empty) and mark to text."""
+
+
+def write_tables(summary: Summary, out: Path) -> None:
+    """Write ``table.md``, ``table.tex``, ``table.csv``, ``results.json`` and the tables of the sweeps."""
+    write_text(out / "table.md", markdown_text(summary))
+    write_text(out / "table.tex", latex_text(summary))
+    write_text(out / "table.csv", csv_text(summary))
+    write_json(out / "results.json", results(summary))
+    ranges = _alpha_ranges(summary)
+    if ranges:
+        write_text(out / "effective_alpha.csv", _ranges_csv(ranges))
+        write_text(out / "effective_alpha.tex", _ranges_latex(summary, ranges))
+
+
+def terminal_table(summary: Summary) -> Table:
+    """The main table, for people."""
+    lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
+    table = Table(
+        title="Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined",
+        title_justify="left",
+    )
+    table.add_column("method")
+    for dataset, column in cells:
+        table.add_column(f"{escape(dataset)}\n{column.heading}", justify="right")
+    styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+    for line, texts, ends in _texts(lines, cells, lambda m, s, mark: styles[mark].format(m) + (f" ± {s}" if s else "")):
+        table.add_row(escape(line.name), *texts, end_section=ends)
+    return table
+
+
+def markdown_text(summary: Summary) -> str:
+    """Every table, with the command that made them."""
+    parts = [
+        "# Benchmark",
+        f"Made by `{summary.command}`; the commands behind every row are in `commands.md`.",
+        f"Calibration in per cent with {summary.bins} bins, mean ± standard deviation over the seeds "
+        f"{', '.join(map(str, summary.matrix.seeds))}. **Best**, *second*. Calibrators were fitted on the validation "
+        "images. Ensembles and MC dropout cost several models or passes; they are shown for reference and not marked.",
+        *_notes(summary),
+    ]
+    lines = _lines(summary, grid=False)
+    if lines:
+        parts.append(_markdown_table(lines, _cells(summary, MAIN)))
+        for dataset in summary.datasets:
+            parts += [f"## {dataset}", _markdown_table(lines, _used(summary, dataset, lines))]
+        if any(row.ood for row in summary.rows):
+            parts.append(
+                "Entropy in per cent of its maximum. AUROC and FPR95: how well the mean entropy of an image tells the "
+                "images without foreground from the validation images."
+            )
+    swept = _lines(summary, grid=True)
+    if swept:
+        parts += ["## Sweeps", _markdown_table(swept, _cells(summary, SWEPT, swept), marked=False)]
+    ranges = _alpha_ranges(summary)
+    if ranges:
+        parts += ["## Effective alpha", _ranges_markdown(summary, ranges)]
+    if summary.choices:
+        parts += ["## Tuned strengths", _tuning_markdown(summary)]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex_text(summary: Summary) -> str:
+    """The main table in booktabs style, a pair of columns a data set, like the paper's Table 1."""
+    lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
+    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
+    wide = len(MAIN)
+    heads = " & ".join(rf"\multicolumn{{{wide}}}{{c}}{{{_tex(dataset)}}}" for dataset in datasets)
+    rules = " ".join(rf"\cmidrule(lr){{{2 + wide * i}-{1 + wide * (i + 1)}}}" for i in range(len(datasets)))
+    out = [
+        r"% needs \usepackage{booktabs}; calibration in per cent, mean and standard deviation over seeds",
+        f"% made by: {summary.command}",
+        r"\begin{tabular}{l" + "r" * len(cells) + "}",
+        r"\toprule",
+        rf" & {heads} \\",
+        rules,
+        " & ".join(["Method", *(rf"{column.latex} $\downarrow$" for _, column in cells)]) + r" \\",
+        r"\midrule",
+    ]
+    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+
+    def style(mean: str, std: str, mark: str) -> str:
+        return marks[mark].format(mean) + (rf" {{\scriptsize$\pm$ {std}}}" if std else "")
+
+    body = list(_texts(lines, cells, style))
+    for i, (line, texts, ends) in enumerate(body):
+        out.append(" & ".join([_tex(line.name), *texts]) + r" \\")
+        if ends and i + 1 < len(body):
+            out.append(r"\midrule")
+    return "\n".join([*out, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def csv_text(summary: Summary) -> str:
+    """One line a row with mean and spread of every figure, as fractions."""
+    lines = []
+    for entry in results(summary)["rows"]:
+        line = {key: entry[key] for key in ("name", "label", "calibrator", "dataset", "ood", "reference")}
+        line |= {key: value for key, value in entry["method"].items() if key in _swept_keys(summary)}
+        for key, figure in entry["figures"].items():
+            line[key], line[f"{key}_std"] = _number(figure["mean"]), _number(figure["std"])
+        lines.append(line)
+    return _csv(lines)
+
+
+# ------------------------------------------------------------------ lines, columns, marks
+
+
+def _lines(summary: Summary, grid: bool) -> list[Line]:
+    """Methods with or without a grid."""
+    lines: dict[str, Line] = {}
+    for row in summary.rows:
+        if bool(row.grid) == grid:
+            group = "reference" if row.reference else row.calibrator
+            lines.setdefault(row.name, Line(row.name, {}, group)).rows[row.dataset] = row
+    return list(lines.values())
+
+
+def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | None = None) -> list[Cell]:
+    """These columns for every data set that has them."""
+    lines = _lines(summary, grid=False) if lines is None else lines
+    return [(d, c) for d in summary.datasets for c in columns if _has(summary, lines, d, c)]
+
+
+def _used(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
+    return [(dataset, column) for column in DETAILS if _has(summary, lines, dataset, column)]
+
+
+def _has(summary: Summary, lines: list[Line], dataset: str, column: Column) -> bool:
+    rows = [line.rows[dataset] for line in lines if dataset in line.rows]
+    ood = any(row.ood for row in rows)
+    if ood and (column.section == "segmentation" or column.key == "ece_foreground"):
+        return False  # nothing is to be found there, so nothing can be said about finding it
+    if column in _OOD and not ood:
+        return False  # doubt is good where there is nothing, elsewhere it depends
+    return any(row.values(column.section, column.key) for row in rows)
+
+
+def _mean(line: Line, cell: Cell) -> tuple[float, float]:
+    dataset, column = cell
+    row = line.rows.get(dataset)
+    return spread(row.values(column.section, column.key).values()) if row else (math.nan, math.nan)
+
+
+def _marks(lines: list[Line], cell: Cell) -> dict[str, str]:
+    """``best`` and ``second`` by the text of the mean; what reads the same is equally good."""
+    column = cell[1]
+    means = {
+        column.text(mean): mean for line in lines if line.competes and not math.isnan(mean := _mean(line, cell)[0])
+    }
+    marks: dict[str, str] = {}
+    for mark in ("best", "second"):
+        rest = [mean for text, mean in means.items() if text not in marks]
+        if len(means) > 1 and rest:
+            marks[column.text(column.best(rest))] = mark
+    return marks
+
+
+def _texts(
+    lines: list[Line], cells: list[Cell], style: Style, marked: bool = True
+) -> list[tuple[Line, list[str], bool]]:
+    """Each line with its texts, and whether its group ends with it."""
+    marks = [_marks(lines, cell) if marked else {} for cell in cells]
+    found = []
+    for i, line in enumerate(lines):
+        texts = []
+        for cell, mark in zip(cells, marks, strict=True):
+            mean, std = _mean(line, cell)
+            text = cell[1].text(mean)
+            shown = "" if math.isnan(std) else cell[1].text(std)
+            texts.append(style(text, shown, mark.get(text, "") if line.competes else ""))
+        found.append((line, texts, i + 1 == len(lines) or lines[i + 1].group != line.group))
+    return found
+
+
+# ------------------------------------------------------------------ Markdown
+
+
+def _markdown_table(lines: list[Line], cells: list[Cell], marked: bool = True) -> str:
+    several = len({dataset for dataset, _ in cells}) > 1
+    heads = ["method", *(f"{dataset} {column.heading}" if several else column.heading for dataset, column in cells)]
+    marks = {"best": "**{}**", "second": "*{}*", "": "{}"}
+    body = _texts(lines, cells, lambda m, s, mark: marks[mark].format(m) + (f" ± {s}" if s else ""), marked)
+    return _markdown(heads, [[line.name, *texts] for line, texts, _ in body])
+
+
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    lines = [heads, rule, *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in lines)
+
+
+def _notes(summary: Summary) -> list[str]:
+    notes = []
+    if summary.missing:
+        notes.append("Missing: " + "; ".join(f"{task} ({why})" for task, why in summary.missing.items()) + ".")
+    short = {f"{row.name} (seeds {', '.join(row.records)})" for row in summary.rows if _lacks_seeds(summary, row)}
+    if short:
+        notes.append("Not all seeds: " + "; ".join(sorted(short)) + ".")
+    if summary.stale:
+        notes.append("Made with other settings than the matrix has now: " + "; ".join(summary.stale) + ".")
+    return notes
+
+
+def _lacks_seeds(summary: Summary, row: Row) -> bool:
+    return not row.reference and len(row.records) < len(summary.matrix.seeds)
+
+
+def _tuning_markdown(summary: Summary) -> str:
+    rows = []
+    for label, choice in summary.choices.items():
+        for trial in choice.trials:
+            chosen = "" if trial.override != choice.chosen else "chosen" if choice.kept_score else "least loss of F max"
+            rows.append([label, trial.override, f"{100 * trial.ece:.2f}", f"{trial.score:.3f}", chosen])
+    reference = next(iter(summary.choices.values())).reference
+    note = (
+        "One strength a method, as many values for each, seed "
+        f"{summary.matrix.seeds[0]}: least ECE on the validation images of those whose F max lies less than "
+        f"{MAX_DROP:g} below that of plain cross entropy ({reference:.3f})."
+    )
+    return note + "\n\n" + _markdown(["method", "setting", "validation ECE", "F max", ""], rows)
+
+
+# ------------------------------------------------------------------ effective ranges of alpha
+
+
+def _alpha_ranges(summary: Summary) -> list[EffectiveRange]:
+    return [
+        found
+        for sweep in sweeps(summary)
+        if (sweep.method, sweep.key) == ("slp", "alpha")
+        for bins in summary.matrix.bins
+        for found in effective_ranges(summary, sweep, bins)
+    ]
+
+
+def _range_text(found: EffectiveRange) -> str:
+    if found.lower is None or found.upper is None:
+        return "none"
+    return f"{100 * found.lower:g} - {100 * found.upper:g}"
+
+
+def _ranges_markdown(summary: Summary, ranges: list[EffectiveRange]) -> str:
+    parts = [
+        "Perturbation probabilities (per cent) around the best one, with which static label perturbation has less ECE "
+        "than plain cross entropy; behind them the best value tried and its ECE in per cent."
+    ]
+    for bins, datasets, lines in _range_tables(summary, ranges):
+        rows = [
+            [line, *(f"{_range_text(r)} (best {100 * r.best:g}: {100 * r.ece:.2f})" for r in found)]
+            for line, found in lines
+        ]
+        parts.append(_markdown([f"{bins} bins", *datasets], rows))
+    return "\n\n".join(parts)
+
+
+def _ranges_latex(summary: Summary, ranges: list[EffectiveRange]) -> str:
+    out = [r"% needs \usepackage{booktabs}", f"% made by: {summary.command}"]
+    for bins, datasets, lines in _range_tables(summary, ranges):
+        out += [r"\begin{tabular}{l" + "c" * len(datasets) + "}", r"\toprule"]
+        out += [" & ".join([rf"$\alpha$ in \%, {bins} bins", *map(_tex, datasets)]) + r" \\", r"\midrule"]
+        out += [
+            " & ".join([_tex(line), *(_range_text(r).replace("-", "--") for r in found)]) + r" \\"
+            for line, found in lines
+        ]
+        out += [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(out)
+
+
+def _range_tables(
+    summary: Summary, ranges: list[EffectiveRange]
+) -> list[tuple[int, list[str], list[tuple[str, list[EffectiveRange]]]]]:
+    """One table a number of bins: techniques by data sets."""
+    tables = []
+    for bins in summary.matrix.bins:
+        here = [found for found in ranges if found.bins == bins]
+        datasets = list(dict.fromkeys(found.dataset for found in here))
+        lines = [(line, [r for r in here if r.line == line]) for line in dict.fromkeys(found.line for found in here)]
+        tables.append((bins, datasets, lines))
+    return tables
+
+
+def _ranges_csv(ranges: list[EffectiveRange]) -> str:
+    keys = ("line", "dataset", "bins", "lower", "upper", "best", "ece", "baseline")
+    return _csv([{key: getattr(found, key) for key in keys} for found in ranges])
+
+
+# ------------------------------------------------------------------ CSV
+
+
+def _csv(lines: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    names = list(dict.fromkeys(key for line in lines for key in line))
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"
+
+
+def _swept_keys(summary: Summary) -> set[str]:
+    return {key.removeprefix("method.") for row in summary.rows for key in row.grid if key.startswith("method.")}

@@ -1,0 +1,170 @@
+"""Evaluation records, logs and examples as the compact JSON from which the page's script draws."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from densecal.report.gallery import Example
+from densecal.report.pictures import Album
+from densecal.report.runs import Run
+from densecal.report.tables import Record
+
+_INTERVALS = ("ece_ew", "oe_ew", "ue_ew", "ece_image_mean", "brier", "nll", "accuracy", "mean_confidence")
+_QUANTILES = ("min", "q25", "median", "q75", "max")
+_ALPHA_BINS = 30
+
+Json = dict[str, Any]
+
+
+class Colours:
+    """One colour a method, the same in every diagram."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, name: str) -> int:
+        """The number of a name's colour."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+
+def page_data(
+    records: Sequence[Record], runs: Sequence[Run], examples: Sequence[Example], album: Album, budget: int
+) -> str:
+    """Everything the script needs, safe to stand inside a script element.
+
+    Args:
+        records: Evaluation records.
+        runs: Runs.
+        examples: Images of the gallery.
+        album: Empty; takes the pictures.
+        budget: Most characters of the text.
+    """
+    colours = Colours()
+    data: Json = {
+        "records": [_record(record, colours) for record in records],
+        "runs": [_run(run, colours, album) for run in runs if run.log],
+        "ood": [_outside(record, entry) for record in records for entry in record.get("ood", [])],
+        "gallery": [_example(example, album) for example in examples],
+    }
+    head = embedded(data)
+    return f'{head[:-1]},"pictures":{embedded(album.packed(budget - len(head)))}}}'
+
+
+def embedded(value: Any) -> str:
+    """JSON that no browser can take for markup, whatever names it holds; NaN and infinity become null."""
+    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def _record(record: Record, colours: Colours) -> Json:
+    calibration, reliability = record["calibration"], record["reliability"]
+    intervals = calibration.get("ci", {})
+    data: Json = {
+        "name": record["name"],
+        "dataset": record["dataset"],
+        "colour": colours.of(record["name"]),
+        "ece": f"{100 * calibration['ece_ew']:.2f} %" if calibration.get("ece_ew") is not None else "",
+        "figures": {key: _short(calibration.get(key), 6) for key in _INTERVALS},
+        "intervals": {key: [_short(v, 6) for v in intervals[key]] for key in _INTERVALS if key in intervals},
+        "reliability": _curve(reliability),
+        "foreground": _curve(reliability["foreground"]) if "foreground" in reliability else None,
+        "histogram": {key: reliability["histogram"][key] for key in ("count", "correct")},
+        "joint": {key: record["joint"][key] for key in ("cells", "counts", "mean_confidence", "mean_accuracy")},
+        "thresholds": None,
+        "curves": None,
+    }
+    if "thresholds" in record:
+        given = record["thresholds"]
+        data["thresholds"] = {
+            "tp": given["true_positives"], "fp": given["false_positives"],
+            "positives": given["positives"], "negatives": given["negatives"],
+        }  # fmt: skip
+    if "curves" in record:
+        curves = {"precision": "precision", "recall": "recall", "f": "f_curve"}
+        data["curves"] = {short: [_short(v, 4) for v in record["curves"][key]] for short, key in curves.items()}
+    return data
+
+
+def _curve(curve: Json) -> Json:
+    return {
+        "count": curve["count"],
+        "confidence": [_short(v, 5) for v in curve["confidence"]],
+        "accuracy": [_short(v, 5) for v in curve["accuracy"]],
+    }
+
+
+def _run(run: Run, colours: Colours, album: Album) -> Json:
+    symbol = "beta" if any("beta_median" in line.get("method", {}) for line in run.log) else "alpha"
+    lines = [line.get("method", {}) for line in run.log]
+    keys = [f"{symbol}_{name}" for name in _QUANTILES]
+    has_quantiles = bool(lines) and all(key in line for line in lines for key in keys)
+    data: Json = {
+        "name": run.name,
+        "colour": colours.of(run.name),
+        "symbol": symbol,
+        "epochs": [line["epoch"] for line in run.log],
+        "loss": [_short(line["loss"], 6) for line in run.log],
+        "ece": [_short(line["validation"].get("ece_ew"), 6) for line in run.log],
+        "accuracy": [_short(line["validation"].get("accuracy"), 6) for line in run.log],
+        "quantiles": {
+            name: [_short(line[key], 6) for line in lines] for name, key in zip(_QUANTILES, keys, strict=True)
+        }
+        if has_quantiles
+        else None,
+        "histogram": None,
+    }
+    if run.alpha:
+        counts, edges = np.histogram(list(run.alpha.values()), _ALPHA_BINS)
+        data["histogram"] = {"counts": counts.tolist(), "edges": [_short(float(edge), 6) for edge in edges]}
+        for side, names in (("highest", run.highest), ("lowest", run.lowest)):
+            data[side] = [
+                {
+                    "name": name,
+                    "value": _short(run.alpha[name], 6),
+                    "pictures": [[h, album.add(p)] for h, p in run.extremes.get(name, {}).items()],
+                }
+                for name in names
+            ]
+    return data
+
+
+def _outside(record: Record, entry: Json) -> Json:
+    return {
+        "name": record["name"],
+        "dataset": record["dataset"],
+        "outside": entry["dataset"],
+        "auroc": entry["auroc"],
+        "fpr95": entry["fpr95"],
+        "in": entry["entropy"]["in"],
+        "out": entry["entropy"]["out"],
+    }
+
+
+def _example(example: Example, album: Album) -> Json:
+    return {
+        "method": example.method,
+        "dataset": example.dataset,
+        "name": example.name,
+        "confidence": _short(example.confidence, 5),
+        "accuracy": _short(example.accuracy, 5),
+        "entropy": _short(example.entropy, 5),
+        "pictures": [[heading, album.add(picture)] for heading, picture in example.pictures.items()],
+    }
+
+
+def _short(value: float | None, digits: int) -> float | None:
+    """Fewer characters; JSON of a large evaluation is mostly digits."""
+    return None if value is None or not math.isfinite(value) else round(float(value), digits)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

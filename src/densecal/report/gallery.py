@@ -1,0 +1,235 @@
+"""The most over-confident images of an evaluation, with what the model saw, should have said, and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.data.images import IMAGE_SUFFIXES, read_image, read_map, read_mask
+from densecal.errors import InputError
+from densecal.evaluation import Evaluation, evaluate
+from densecal.metrics.entropy import binary_entropy
+from densecal.metrics.levels import ROW_SCALARS
+from densecal.pairing import find_comparisons, find_pairs
+from densecal.report import pictures
+from densecal.report.pictures import Picture
+from densecal.report.tables import Record
+from densecal.scoring import Pair, Settings, resize
+
+if TYPE_CHECKING:
+    from densecal.model_evaluation import ImageSet
+    from densecal.prediction import Predictor
+
+Array = NDArray[Any]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image as one method sees it.
+
+    Attributes:
+        method: Name of the method.
+        dataset: Name of the data set.
+        name: Name of the image.
+        confidence: Mean confidence over its pixels.
+        accuracy: Share of its pixels that are right.
+        entropy: Mean entropy over its pixels, as a share of its maximum.
+        pictures: By heading.
+    """
+
+    method: str
+    dataset: str
+    name: str
+    confidence: float
+    accuracy: float
+    entropy: float
+    pictures: dict[str, Picture]
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the files behind evaluations are, laid out as for ``densecal evaluate``.
+
+    Attributes:
+        predictions: Maps, METHOD/ folders or METHOD/DATASET/ folders of maps.
+        masks: Masks, or DATASET/ folders of masks.
+        images: Images, or DATASET/ folders of images; may be left out.
+    """
+
+    predictions: Path
+    masks: Path
+    images: Path | None = None
+
+
+def folder_examples(
+    records: Sequence[Record],
+    folders: Folders,
+    count: int,
+    workers: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Example]:
+    """The most over-confident images of every evaluation whose maps are in the folders.
+
+    Args:
+        records: Evaluation records.
+        folders: Maps, masks and images.
+        count: Images an evaluation.
+        workers: Processes that read the maps.
+        progress: Called with (title, done, total).
+
+    Raises:
+        InputError: No record has its maps there.
+    """
+    found = find_comparisons(folders.predictions, folders.masks)
+    matched = []
+    for method, dataset, maps, masks in found:
+        record = _record_of(records, method, dataset, alone=len(found) == 1)
+        if record is not None:
+            matched.append((record, maps, masks))
+    if not matched:
+        names = ", ".join(f"{method} on {dataset}" for method, dataset, *_ in found[:3])
+        raise InputError(folders.predictions, f"maps of {names}", "maps of the methods in the evaluations")
+    examples = []
+    for record, maps, masks in matched:
+        report = None if progress is None else _titled(progress, f"{record['name']} on {record['dataset']}")
+        images = None if folders.images is None else _images_of(folders.images, masks)
+        examples += _map_examples(record, maps, masks, images, count, workers, report)
+    return examples
+
+
+def model_examples(evaluation: Evaluation, predictor: Predictor, data: ImageSet, count: int) -> list[Example]:
+    """The most over-confident images of a model that was evaluated on an image set.
+
+    Args:
+        evaluation: Of the model on the set.
+        predictor: The model.
+        data: The set.
+        count: How many images.
+    """
+    examples = []
+    place = {name: i for i, name in enumerate(data.names)}
+    for name, confidence, accuracy in most_overconfident(evaluation, count):
+        image, truth = data.images[place[name]], data.masks[place[name]]
+        p = predictor.probabilities([image])[0].double().cpu().numpy()
+        void = truth == data.ignore_index if data.ignore_index is not None else None
+        truth_picture = pictures.labels(truth, void) if data.classes > 1 else pictures.mask(truth > 0, void)
+        p = resize(p, truth.shape) if p.shape[-2:] != truth.shape else p
+        shown, entropy = _shown(p, void)
+        all_ = {"image": pictures.photo(image), "mask": truth_picture, **shown}
+        record = evaluation.record
+        examples.append(Example(record["name"], record["dataset"], name, confidence, accuracy, entropy, all_))
+    return examples
+
+
+def most_overconfident(evaluation: Evaluation, count: int) -> list[tuple[str, float, float]]:
+    """Name, mean confidence and accuracy of the images whose confidence is furthest above their accuracy."""
+    column = ROW_SCALARS.index
+    pixels = np.maximum(evaluation.rows[:, column("count")], 1.0)
+    confidence = evaluation.rows[:, column("confidence")] / pixels
+    accuracy = evaluation.rows[:, column("correct")] / pixels
+    order = np.argsort(accuracy - confidence, kind="stable")
+    seen = [i for i in order if evaluation.rows[i, column("count")] > 0][:count]
+    return [(evaluation.stems[i], float(confidence[i]), float(accuracy[i])) for i in seen]
+
+
+def _map_examples(
+    record: Record, maps: Path, masks: Path, images: Path | None, count: int, workers: int, progress: Progress | None
+) -> list[Example]:
+    given = record.get("settings", {})
+    settings = Settings(full=False, classes=given.get("classes"), ignore_index=given.get("ignore_index"))
+    again = evaluate(
+        maps,
+        masks,
+        settings=settings,
+        workers=workers,
+        skip_bad=bool(record.get("skipped")),
+        progress=progress,
+    )
+    pairs = {pair.stem: pair for pair in find_pairs(maps, masks, skip_bad=True)[0]}
+    examples = []
+    for name, confidence, accuracy in most_overconfident(again, count):
+        shown, entropy = _read_pair(pairs[name], settings)
+        image = None if images is None else _find_image(images, name)
+        if image is not None:
+            shown = {"image": pictures.photo(read_image(image, str(image))), **shown}
+        examples.append(Example(record["name"], record["dataset"], name, confidence, accuracy, entropy, shown))
+    return examples
+
+
+def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], float]:
+    """Pictures of mask and map, and the mean entropy."""
+    assert pair.mask is not None
+    truth = read_mask(pair.mask, str(pair.mask), settings.classes)
+    p = read_map(pair.prediction, settings.classes)
+    if p.shape[-2:] != truth.shape:
+        p = resize(p, truth.shape)
+    if np.issubdtype(p.dtype, np.integer):
+        p = p / np.iinfo(p.dtype).max
+    ignored = settings.ignore_index
+    if ignored is None and not settings.binary:
+        ignored = 255
+    void = truth == ignored if ignored is not None else None
+    if settings.binary:
+        known = truth if void is None else truth[~void]
+        foreground = truth > (0 if known.max(initial=0) == 1 else 127)
+        picture = pictures.mask(foreground, void)
+    else:
+        picture = pictures.labels(truth, void)
+    shown, entropy = _shown(p, void)
+    return {"mask": picture, **shown}, entropy
+
+
+def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
+    """Prediction, confidence and entropy as pictures, and the mean entropy of the valid pixels."""
+    if p.ndim == 2:
+        prediction = pictures.share("probability", p)
+        confidence, entropy, least = np.maximum(p, 1 - p), binary_entropy(p), 0.5
+    else:
+        prediction = pictures.labels(p.argmax(axis=0))
+        least = 1 / len(p)
+        logs = np.log(np.where(p > 0, p, 1.0))
+        confidence, entropy = p.max(axis=0), np.clip(-(p * logs).sum(axis=0) / np.log(len(p)), 0, 1)
+    shown = {
+        "prediction": prediction,
+        "confidence": pictures.share("confidence", np.clip((confidence - least) / (1 - least), 0, 1)),
+        "entropy": pictures.share("entropy", entropy),
+    }
+    valid = entropy if void is None else entropy[~void]
+    return shown, float(valid.mean())
+
+
+def _record_of(records: Sequence[Record], method: str, dataset: str, alone: bool) -> Record | None:
+    """The record of a folder of maps: by both names, or the only one there is."""
+    named = [record for record in records if record["name"] == method]
+    both = [record for record in named if record["dataset"] == dataset]
+    if both:
+        return both[0]
+    if len(named) == 1:
+        return named[0]
+    return records[0] if alone and len(records) == 1 else None
+
+
+def _images_of(images: Path, masks: Path) -> Path:
+    """The folder of a data set's images, where there is one for every data set."""
+    if not images.is_dir():
+        raise InputError(images, "no such folder", "a folder of images")
+    inner = images / masks.name
+    return inner if inner.is_dir() else images
+
+
+def _find_image(folder: Path, name: str) -> Path | None:
+    for suffix in IMAGE_SUFFIXES:
+        for path in (folder / f"{name}{suffix}", folder / f"{name}{suffix.upper()}"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _titled(progress: Callable[[str, int, int], None], title: str) -> Progress:
+    return lambda done, total: progress(title, done, total)

@@ -1,0 +1,140 @@
+"""Reading what a report is made of: evaluation files, run folders, benchmark folders, told apart by what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from densecal.errors import InputError
+from densecal.ood_evaluation import ood_entry
+from densecal.reading import read_json
+from densecal.report.page import Page, page_text
+from densecal.report.runs import Run, is_run, read_run
+from densecal.report.tables import Record
+
+_KEYS = {
+    "name": str, "dataset": str, "images": int, "pixels": int, "calibration": dict, "segmentation": dict,
+    "reliability": dict, "joint": dict,
+}  # fmt: skip
+_KINDS = "a run folder, a file that densecal evaluate --json wrote, or a benchmark folder"
+
+
+@dataclass
+class Inputs:
+    """What was found.
+
+    Attributes:
+        records: Evaluation records with names that tell them apart.
+        paired: Differences between methods, as in evaluation files.
+        runs: Runs given by themselves, which may be evaluated.
+        logs: Runs of benchmarks, whose evaluations are among the records already.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    paired: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    logs: list[Run] = field(default_factory=list)
+
+
+def read_inputs(paths: Sequence[Path]) -> Inputs:
+    """Read runs, evaluations and benchmarks.
+
+    Args:
+        paths: Files and folders, in the order of the report.
+
+    Raises:
+        InputError: One of them is nothing of that kind.
+    """
+    found = Inputs()
+    names = Counter(path.resolve().name for path in paths)
+    for path in paths:
+        folder = path.resolve()
+        name = folder.name if names[folder.name] == 1 else f"{folder.parent.name}/{folder.name}"
+        part = _drawable(path, name)
+        taken = {(record["name"], record["dataset"]) for record in found.records}
+        for record in part.records:
+            if (record["name"], record["dataset"]) in taken:
+                record["name"] = f"{record['name']} ({path.stem})"
+        found.records += part.records
+        found.paired += part.paired
+        found.runs += part.runs
+        found.logs += part.logs
+    return found
+
+
+def _drawable(path: Path, name: str) -> Inputs:
+    """What a path holds, tried out while it is known which file to blame."""
+    try:
+        part = _read(path, name)
+        page_text(Page("", records=part.records, paired=part.paired, runs=part.runs + part.logs))
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(path, f"damaged figures ({type(error).__name__}: {error})", _KINDS) from None
+    return part
+
+
+def _read(path: Path, name: str) -> Inputs:
+    if path.is_file():
+        return _evaluations(path)
+    if is_run(path):
+        return Inputs(runs=[read_run(path, name)])
+    if (path / "results.json").is_file() and (path / "cells").is_dir():
+        return _benchmark(path)
+    raise InputError(path, "nothing that can be reported" if path.exists() else "no such file", _KINDS)
+
+
+def _evaluations(path: Path) -> Inputs:
+    content = _read_json(path)
+    records, paired = content.get("evaluations", [content]), content.get("paired", [])
+    for key, value in (("evaluations", records), ("paired", paired)):
+        if not isinstance(value, list):
+            raise InputError(f"{path}: {key}", "no list", "a list, as densecal evaluate --json writes it")
+    for record in records:
+        _check(record, path)
+    return Inputs(records, paired)
+
+
+def _benchmark(folder: Path) -> Inputs:
+    """The evaluations of every cell: images without foreground beside the validation images, the others as they are."""
+    found = Inputs()
+    matrix = _read_json(folder / "results.json").get("matrix", {})
+    outside = {dataset["name"] for dataset in matrix.get("datasets", []) if dataset.get("ood")}
+    several = len(matrix.get("seeds", [])) > 1
+    for path in sorted([*folder.glob("cells/*/*/result.json"), *folder.glob("references/**/result.json")]):
+        result = _read_json(path)
+        name = str(result.get("label", path.parent.name))
+        name += f" {result['kind']}" if "kind" in result else ""
+        name += f", seed {result['seed']}" if several and "seed" in result else ""
+        records = result.get("evaluations", [])
+        for record in records:
+            _check(record, path)
+            calibrator = record.get("calibrator", "none")
+            record["name"] = name if calibrator == "none" else f"{name} + {calibrator}"
+        inside = {record["name"]: record for record in records if record["dataset"] == "validation"}
+        for record in records:
+            if record["dataset"] not in outside:
+                found.records.append(record)
+            elif record["name"] in inside:
+                first = inside[record["name"]]
+                first.setdefault("ood", []).append(ood_entry(first, record))
+        if is_run(path.parent / "run"):
+            found.logs.append(read_run(path.parent / "run", name))
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = read_json(path, _KINDS)
+    if not isinstance(content, dict):
+        raise InputError(path, "no JSON object", _KINDS)
+    return content
+
+
+def _check(record: Any, path: Path) -> None:
+    held = record if isinstance(record, dict) else {}
+    missing = [key for key, kind in _KEYS.items() if not isinstance(held.get(key), kind)]
+    if missing:
+        raise InputError(path, f"no {missing[0]}", "an evaluation record, as densecal evaluate --json writes it")

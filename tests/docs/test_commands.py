@@ -1,0 +1,292 @@
+"""Every command in README.md and docs is run as it is printed, on small data laid out as its page takes for granted.
+
+What cannot be run in a test (other people's data, hours, several machines) is listed in `ONLY_PARSED` with the reason;
+the command line still has to accept it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+import densecal.benchmark.plan
+import densecal.demo
+import densecal.training.config
+from densecal.cli import app
+from densecal.data.scenes import generate, write
+from tests.test_evaluate import run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "results/" not in page.as_posix().removeprefix(ROOT.as_posix())]
+
+ONLY_PARSED = {
+    "benchmark examples/benchmark_duts.yaml": "trains eighteen networks on DUTS-TR",
+    "benchmark examples/study_": "trains dozens of networks",
+    "benchmark docs/results/duts.yaml": "trains eighteen networks on DUTS-TR",
+    "calibrate fit local-temperature": "twenty passes of a network; tests/test_calibrate.py runs it",
+    "calibrate fit selective": "twenty passes of a network; tests/test_calibrate.py runs it",
+}
+"""Beginnings of commands, and why they are not run."""
+SLOW = ("demo", "benchmark examples/benchmark_scenes.yaml", "report runs/", "export ")
+"""Run by `make test-slow`."""
+FOUND_WRONG = ("data check",)
+"""May answer with exit code 1: the generated sets have fewer images than the published ones they are called after."""
+OTHERS = {
+    "make": "run by CI",
+    "pip": "needs the network",
+    "python": "scripts; those of docs/tools and examples have tests of their own",
+    "torchrun": "tests/test_sharding.py starts it; here its command is parsed",
+    "srun": "needs SLURM; here its command is parsed",
+    "pytest": "the tests themselves",
+}
+SMALL = [
+    "data.size=32", "optim.batch=2", "optim.lr=0.01", "model.arch=unet", "model.encoder=mobilenetv3_small_050",
+    "model.weights=null", "data.cache=packed", "engine.devices=1", "engine.precision=32-true", "engine.loggers=[]",
+]  # fmt: skip
+"""Every training of the pages, made small."""
+
+
+def blocks(text: str) -> list[str]:
+    """Fenced blocks that are not of another language than the shell's, and indented ones."""
+    fenced = re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    unfenced = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return fenced + re.findall(r"(?:^    .*\n)+", unfenced, flags=re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page in order, without prompts and comments."""
+    found = []
+    for block in blocks(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.strip().removeprefix("$ ")
+            if words.split(" ")[0] in ("densecal", *OTHERS) and not re.search(r"[\[|]\w|RUN_OR|PRED_DIR| ARCH ", words):
+                found.append(re.sub(r"\s+# .*$", "", words))
+    return found
+
+
+EVERY = [(page, command) for page in PAGES for command in commands(page)]
+OURS = [(page, command.removeprefix("densecal ")) for page, command in EVERY if command.startswith("densecal ")]
+
+
+def starts(command: str, beginnings: Iterable[str]) -> bool:
+    return command.startswith(tuple(beginnings))
+
+
+def name_of(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)[:70]
+
+
+# ------------------------------------------------------------------ the data that the pages take for granted
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos, masks, maps and published sets under the names that the pages use."""
+    root = tmp_path_factory.mktemp("pages")
+    write(generate(6, 48, 0), root / "scenes")
+    write(generate(20, 48, 1), root / "val")  # risk control at 0.05 needs 19
+    shutil.copytree(root / "val/masks", root / "val-masks")
+    soft_maps(root / "val/masks", root / "val-maps")
+    images, masks = root / "scenes/images", root / "scenes/masks"
+    for name in ("photos", "textures"):
+        shutil.copytree(images, root / name)
+    for name in ("masks", "masks/ecssd", "dataset-masks/ECSSD"):
+        shutil.copytree(masks, root / name, dirs_exist_ok=True)
+    maps = ("maps", "maps/ecssd", "maps/textures", "test-maps", "maps-of-textures")
+    for name in (*maps, "published-maps/ours/ECSSD", "published-maps/theirs/ECSSD"):
+        soft_maps(masks, root / name)
+    class_maps(root)
+    for name in ("DUTS-TR", "DUTS-TE", "ECSSD", "data/DUTS-TR"):
+        write(generate(6, 48, len(name)), root / name)
+    for name in ("train", "val"):
+        for part in (name, f"{name}annot"):
+            source = root / "labels" if part != name else images
+            shutil.copytree(source, root / "data/CamVid" / part)
+    for name in ("ecssd.zip", "duts-tr-0.zip", "duts-tr-1.zip"):
+        zipped(images, masks, root / name, name[:-4])
+    (root / "my.yaml").write_text(yaml_of(ROOT / "README.md"), encoding="utf-8")
+    shutil.copytree(ROOT / "examples", root / "examples")
+    shutil.copytree(ROOT / "docs/results/duts", root / "bench")
+    return root
+
+
+def soft_maps(masks: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for seed, path in enumerate(sorted(masks.glob("*.png"))):
+        noise = np.random.default_rng(seed).normal(0, 0.25, (48, 48))
+        p = np.clip(0.8 * (np.asarray(Image.open(path)) > 0) + 0.1 + noise, 0.001, 0.999)
+        Image.fromarray(np.rint(p * 65535).astype(np.uint16)).save(out / path.name)
+
+
+def class_maps(root: Path) -> None:
+    """Softmax maps of 11 classes, and labels with void pixels, 11."""
+    rng = np.random.default_rng(0)
+    for name in ("softmax", "labels"):
+        (root / name).mkdir()
+    for path in (root / "photos").glob("*.png"):
+        labels = rng.integers(0, 12, (48, 48))
+        z = rng.normal(size=(11, 48, 48)) + 2 * (labels == np.arange(11)[:, None, None])
+        np.save(root / "softmax" / f"{path.stem}.npy", np.exp(z) / np.exp(z).sum(axis=0))
+        Image.fromarray(labels.astype(np.uint8)).save(root / "labels" / path.name)
+
+
+def zipped(images: Path, masks: Path, out: Path, prefix: str) -> None:
+    with zipfile.ZipFile(out, "w") as archive:
+        for folder, files in (("images", images), ("masks", masks)):
+            for file in sorted(files.iterdir()):
+                archive.write(file, f"{folder}/{prefix}-{file.name}")
+
+
+def yaml_of(page: Path) -> str:
+    found = re.search(r"^```yaml\n(# my.yaml\n.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture(scope="session")
+def trained(prepared: Path) -> Path:
+    """The same with what earlier commands would have left: runs, scores, calibrators."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(prepared)
+        shrink(patch, epochs=8)
+        assert run("train", "my.yaml", "--out", "runs/mine")[0] == 0
+        assert run("train", "my.yaml", "model.options.dropout=0.1", "--out", "runs/dropout")[0] == 0
+        assert run("evaluate", "maps", "masks", "--json", "scores.json", "--workers", "1")[0] == 0
+        for name in ("cal.json", "temperature.json"):
+            assert run("calibrate", "fit", "temperature", "val-maps", "val-masks", "--out", name)[0] == 0
+    for name in ("duts", "seed0", "seed1", "seed2", "bce", "aslp"):
+        shutil.copytree(prepared / "runs/mine", prepared / "runs" / name)
+    return prepared
+
+
+def shrink(patch: pytest.MonkeyPatch, epochs: int = 1) -> None:
+    """Make every configuration that is loaded a small one."""
+    load = densecal.training.config.load_config
+
+    def small(recipe: str, overrides: Sequence[str] = ()) -> object:
+        changes = [*SMALL, f"optim.epochs={epochs}"]
+        given = {override.split("=")[0] for override in overrides}
+        if recipe == "demo":
+            changes += ["data.scenes.train=6", "data.scenes.validation=4"]
+        elif recipe != "my.yaml" and "data.images" not in given:
+            changes += ["data.images=photos", "data.masks=masks"]
+        if recipe != "demo" and "data.validation" not in given:
+            changes.append("data.validation=2")
+        return load(recipe, [*overrides, *changes])
+
+    for module in (densecal.training.config, densecal.benchmark.plan, densecal.demo):
+        patch.setattr(module, "load_config", small)
+
+
+# ------------------------------------------------------------------ the tests
+
+
+def test_pages_have_commands() -> None:
+    assert len(OURS) > 40
+    assert {"evaluate", "train", "predict", "calibrate", "benchmark", "export", "report", "demo"} <= {
+        command.split()[0] for _, command in OURS
+    }
+
+
+@pytest.mark.parametrize(("page", "command"), EVERY, ids=name_of)
+def test_the_command_line_accepts(page: Path, command: str) -> None:
+    words = shlex.split(command)
+    if words[0] != "densecal":
+        assert words[0] in OTHERS
+        if "densecal.cli" not in words:
+            return
+        words = words[words.index("densecal.cli") :]
+    command_line: Any = typer.main.get_command(app)
+    arguments = words[1:]
+    while hasattr(command_line, "commands"):
+        command_line = command_line.commands[arguments.pop(0)]
+    assert command_line.make_context(command_line.name, arguments).params
+
+
+def pages(*, slow: bool) -> list[object]:
+    """Pages with commands to run, and these; one that a page above has run as well is not run again."""
+    chosen: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for page, command in OURS:
+        own = chosen.setdefault(name_of(page), [])
+        if not starts(command, ONLY_PARSED) and starts(command, SLOW) == slow and command not in seen:
+            own.append(command)
+            seen.add(command)
+    return [pytest.param(own, id=page) for page, own in chosen.items() if own]
+
+
+def execute(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word.replace("/data/", f"{folder}/data/") for word in shlex.split(command)]
+    if "--out" in words and words[0] in ("train", "benchmark"):  # an earlier command's, whose folder this one makes
+        shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
+    code, out, err = run(*words, capsys=capsys)
+    allowed = (0, 1) if starts(command, FOUND_WRONG) else (0,)
+    assert code in allowed, f"densecal {command}\n{out[-2000:]}\n{err[-2000:]}"
+    for option in ("--out", "--json", "--figures", "--csv", "--latex"):
+        if option in words:
+            assert (folder / words[words.index(option) + 1]).exists()
+
+
+@pytest.fixture
+def sandbox(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Everything for the commands of one page, which replace files and never write into one."""
+    folder = tmp_path / "here"
+    shutil.copytree(trained, folder, copy_function=os.link)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    shrink(monkeypatch)
+    return folder
+
+
+@pytest.mark.parametrize("commands", pages(slow=False))
+def test_runs(commands: list[str], sandbox: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands:
+        execute(command, sandbox, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commands", pages(slow=True))
+def test_runs_slowly(commands: list[str], sandbox: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands:
+        execute(command, sandbox, capsys)
+
+
+def test_every_reason_is_needed() -> None:
+    every = [command for _, command in OURS]
+    for beginning in (*ONLY_PARSED, *SLOW, *FOUND_WRONG):
+        assert any(command.startswith(beginning) for command in every), beginning
+
+
+def test_the_table_against_other_libraries_is_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/tools"))
+    from compare_libraries import table  # type: ignore[import-not-found]
+
+    printed = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = [line for line in table().splitlines() if line.count("|") == 6]
+    assert len(rows) > 8
+    for row in rows:
+        assert row in printed
+
+
+def test_readme_is_short_and_its_picture_small() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        data = (ROOT / picture).read_bytes()
+        assert len(data) < 150_000
+        Image.open(io.BytesIO(data)).verify()
+    for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text):
+        assert (ROOT / link).exists(), link

@@ -1,0 +1,441 @@
+"""What the fuzzer reads: a whole example of every kind of file that densecal opens, and the function that opens it."""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save as to_safetensors
+
+from densecal import posthoc
+from densecal.benchmark.matrix import load_matrix
+from densecal.benchmark.plan import VERSION as RESULT_VERSION
+from densecal.benchmark.plan import Plan, finished, read_result
+from densecal.benchmark.summary import summarise
+from densecal.calibration import read_pair
+from densecal.data import open_source, pack
+from densecal.data.images import read_foreground, read_image, read_map, read_mask
+from densecal.data.packed import open_packed
+from densecal.evaluation import find_pairs
+from densecal.files import write_json
+from densecal.models.weights import read_weights
+from densecal.prediction import load_predictor
+from densecal.report.inputs import read_inputs
+from densecal.training import checkpoint
+from densecal.training.config import dump_config, load_config
+from tests.posthoc.test_storage import KINDS, fitted
+from tests.soak import mutations
+from tests.training.common import small_config
+
+Mutation = Callable[[bytes, random.Random], bytes]
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of file.
+
+    Attributes:
+        name: What the counts call it.
+        files: Whole files by name, one set of which is drawn.
+        read: Opens and reads what is in a folder.
+        wrong: Damage that knows the format, beside the damage that any file may have.
+        targets: The files that are damaged; all unless given.
+        seal: Makes hashes agree with damaged content, as a stranger would.
+    """
+
+    name: str
+    files: list[Files]
+    read: Callable[[Path], object]
+    wrong: Mutation = mutations.damaged
+    targets: tuple[str, ...] = ()
+    seal: Callable[[Path], None] | None = None
+
+
+def write_case(reader: Reader, folder: Path, rng: random.Random) -> None:
+    """Write the files of a case, one of them damaged."""
+    files = dict(rng.choice(reader.files))
+    target = rng.choice([name for name in files if not reader.targets or name in reader.targets])
+    damage = reader.wrong if rng.random() < 0.5 else mutations.damaged
+    if rng.random() < 0.03:
+        files[target] = pickle.dumps(Touch())
+    else:
+        files[target] = damage(files[target], rng)
+    write_files(files, folder)
+    if reader.seal is not None and rng.random() < 0.7:
+        reader.seal(folder)
+
+
+def write_files(files: Files, folder: Path) -> None:
+    """Write files by name."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+class Touch:
+    """What a stranger would put into a pickle: unpickling it leaves a file."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch OWNED",)
+
+
+def readers(scratch: Path) -> list[Reader]:
+    """All kinds of files, each with whole examples that can be read."""
+    return [
+        *_images(), *_arrays(), _zip(), _list(), _pairs(), _packed(scratch), _config(), _matrix(),
+        *_calibrators(scratch), *_checkpoints(scratch), _weights(), _evaluation(), _run_folder(), _results(scratch),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ images and maps
+
+
+def _encoded(array: np.ndarray, kind: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def _examples() -> dict[str, bytes]:
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    grey = np.where(rng.random((30, 40)) < 0.3, 255, 0).astype(np.uint8)
+    deep = rng.integers(0, 65536, (30, 40), dtype=np.uint16)
+    palette = io.BytesIO()
+    Image.fromarray(grey // 100).convert("P").save(palette, "png")
+    one_bit = io.BytesIO()
+    Image.fromarray(grey).convert("1").save(one_bit, "png")
+    return {
+        "a.png": _encoded(colour, "png"), "b.jpg": _encoded(colour, "jpeg"), "c.webp": _encoded(colour, "webp"),
+        "d.bmp": _encoded(colour, "bmp"), "e.tif": _encoded(colour, "tiff"), "f.png": _encoded(grey, "png"),
+        "g.png": _encoded(deep, "png"), "h.png": palette.getvalue(), "i.png": one_bit.getvalue(),
+        "j.tif": _encoded(rng.random((30, 40)).astype(np.float32), "tiff"), "k.jpg": _encoded(grey, "jpeg"),
+        "l.tif": _encoded(colour, "tiff", compression="tiff_lzw"),
+        "m.tif": _encoded(deep, "tiff", compression="tiff_adobe_deflate"),
+        "n.webp": _encoded(colour, "webp", lossless=True), "o.bmp": _encoded(grey, "bmp"),
+        "p.jpg": _encoded(colour, "jpeg", progressive=True), "q.png": _encoded(np.dstack([colour, grey]), "png"),
+    }  # fmt: skip
+
+
+def _only(folder: Path) -> Path:
+    return next(path for path in sorted(folder.iterdir()) if path.is_file())
+
+
+def _images() -> list[Reader]:
+    files = [{name: content} for name, content in _examples().items()]
+
+    def as_mask(folder: Path) -> None:
+        path = _only(folder)
+        read_mask(path, str(path), 21 if path.stem > "h" else None)
+
+    pngs = [entry for entry in files if next(iter(entry)).endswith(".png")]
+    return [
+        Reader("image", files, lambda folder: read_image(_only(folder), str(_only(folder)))),
+        Reader("mask", files, as_mask),
+        Reader("foreground mask", files, lambda folder: read_foreground(_only(folder))),
+        Reader("map", files, lambda folder: read_map(_only(folder))),
+        Reader("PNG header", pngs, lambda folder: read_map(_only(folder)), mutations.wrong_png),
+        Reader("PNG header, image", pngs, lambda folder: read_image(_only(folder), "a"), mutations.wrong_png),
+    ]
+
+
+def _npy(array: np.ndarray, fortran: bool = False) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.asfortranarray(array) if fortran else array)
+    return stream.getvalue()
+
+
+def _zipped(members: Files, compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def _arrays() -> list[Reader]:
+    rng = np.random.default_rng(0)
+    p = rng.random((30, 40))
+    softmax = rng.dirichlet((1, 1, 1), (30, 40)).transpose(2, 0, 1)
+    one = [_npy(p), _npy(p.astype(np.float32)), _npy((p * 255).astype(np.uint8)), _npy(p, fortran=True)]
+
+    def wrong_member(data: bytes, rng: random.Random) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        name = rng.choice(list(members))
+        members[name] = rng.choice((mutations.wrong_npy, mutations.damaged))(members[name], rng)
+        return _zipped(
+            members, rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
+        )
+
+    zips = [{"a.npz": _zipped({"p.npy": one[0]}, kind)} for kind in (0, 8, 12, 14)]
+    return [
+        Reader("npy", [{"a.npy": x} for x in one], lambda folder: read_map(folder / "a.npy"), mutations.wrong_npy),
+        Reader(
+            "npy, 3 classes", [{"a.npy": _npy(softmax)}], lambda folder: read_map(folder / "a.npy", 3),
+            mutations.wrong_npy,
+        ),
+        Reader("npz", zips, lambda folder: read_map(folder / "a.npz"), wrong_member),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ data sets
+
+
+def _read_all(source_path: Path) -> None:
+    source = open_source(source_path)
+    for name in source.names:
+        source.image(name)
+        if source.has_masks:
+            source.mask(name)
+        source.fingerprint(name)
+
+
+def _zip() -> Reader:
+    whole = _examples()
+    members = {"images/a.png": whole["a.png"], "images/b.jpg": whole["b.jpg"],
+               "masks/a.png": whole["f.png"], "masks/b.png": whole["f.png"]}  # fmt: skip
+    escaping = {
+        **members,
+        "../images/c.png": whole["a.png"],
+        "/images/d.png": whole["a.png"],
+        "images/../../e.png": b"",
+    }
+    files = [{"set.zip": _zipped(content, kind)} for content in (members, escaping) for kind in (0, 8)]
+    return Reader("zip", files, lambda folder: _read_all(folder / "set.zip"))
+
+
+def _list() -> Reader:
+    whole = _examples()
+    text = b"a.png\tf.png\nb.jpg i.png\n"
+    files = {"list.txt": text, **{name: whole[name] for name in ("a.png", "f.png", "b.jpg", "i.png")}}
+    return Reader("list file", [files], lambda folder: _read_all(folder / "list.txt"))
+
+
+def _pairs() -> Reader:
+    whole = _examples()
+    files = {"maps/a.png": whole["g.png"], "masks/a.png": whole["f.png"]}
+
+    def read(folder: Path) -> None:
+        for pair in find_pairs(folder / "maps", folder / "masks")[0]:
+            read_pair(pair, 255)
+
+    return Reader("map and mask", [files], read)
+
+
+def _packed(scratch: Path) -> Reader:
+    whole = _examples()
+    for part, name in (("images", "a.png"), ("masks", "f.png")):
+        (scratch / "set" / part).mkdir(parents=True)
+        (scratch / "set" / part / "a.png").write_bytes(whole[name])
+    source = open_source(scratch / "set")
+    pack(source, source.names, 16, scratch / "packed", workers=1)
+    files = _content(scratch / "packed")
+
+    def read(folder: Path) -> None:
+        packed = open_packed(folder, verify=True)
+        packed.batch(range(len(packed)))
+
+    def seal(folder: Path) -> None:
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest["sha256"] = {name: _digest(folder / name) for name in ("images.u8", "masks.u8")}
+        except (ValueError, TypeError, RecursionError):
+            return
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return Reader("packed cache", [files], read, mutations.wrong_json, ("manifest.json",), seal)
+
+
+def _content(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------------ settings
+
+
+def _config() -> Reader:
+    files = [
+        {"a.yaml": dump_config(small_config(*more)).encode()}
+        for more in ((), ("method.name=focal",), ("data.classes=3", "method.name=bce"))
+    ]
+    return Reader(
+        "recipe", files, lambda folder: load_config(str(folder / "a.yaml"), ["optim.lr=1e-3"]), mutations.wrong_yaml
+    )
+
+
+def _matrix_settings() -> dict[str, object]:
+    return {
+        "recipe": "demo", "overrides": ["data.size=32", "optim.epochs=1"], "seeds": [0, 1],
+        "methods": ["bce", {"name": "si", "set": ["method.name=aslp-mc"], "grid": {"method.warmup": [1, 2]}}],
+        "datasets": [{"name": "out", "scenes": {"count": 7}}, {"name": "x", "images": "x", "ood": True}],
+        "calibrators": ["temperature"], "ensembles": ["bce"], "bins": [10, 15],
+    }  # fmt: skip
+
+
+def _matrix() -> Reader:
+    files = {"m.yaml": yaml.safe_dump(_matrix_settings()).encode()}
+
+    def read(folder: Path) -> None:
+        Plan(load_matrix(folder / "m.yaml"), folder / "out")
+
+    return Reader("benchmark matrix", [files], read, mutations.wrong_yaml)
+
+
+# ------------------------------------------------------------------ calibrators and checkpoints
+
+
+def _calibrators(scratch: Path) -> list[Reader]:
+    networks, plain = [], []
+    for name, classes in KINDS:
+        folder = scratch / "calibrators" / f"{name}-{classes}"
+        folder.mkdir(parents=True)
+        posthoc.save(fitted(name, classes), folder / "cal.json")
+        files = _content(folder)
+        (networks if len(files) > 1 else plain).append(files)
+
+    def read(folder: Path) -> None:
+        calibrator = posthoc.load(folder / "cal.json")
+        logits = torch.linspace(-9, 9, 81 * calibrator.num_classes).reshape(1, calibrator.num_classes, 9, 9)
+        with torch.no_grad():
+            p = calibrator(logits, torch.zeros(1, 3, 9, 9))
+        if not bool(p.isfinite().all()):
+            raise AssertionError("a calibrator that was accepted gives probabilities that are not finite")
+
+    def seal(folder: Path) -> None:
+        try:
+            data = json.loads((folder / "cal.json").read_text())
+            data["sha256"] = _digest(folder / "cal.safetensors")
+        except (ValueError, TypeError, RecursionError):
+            return
+        (folder / "cal.json").write_text(json.dumps(data))
+
+    return [
+        Reader("calibrator", plain, read, mutations.wrong_json),
+        Reader("calibrator of weights", networks, read, _wrong_by_content, seal=seal),
+    ]
+
+
+def _wrong_by_content(data: bytes, rng: random.Random) -> bytes:
+    """Damage to JSON where it is JSON; to the JSON header of safetensors where it is that."""
+    if data[:1] == b"{":
+        return mutations.wrong_json(data, rng)
+    length = int.from_bytes(data[:8], "little")
+    if data[8:9] == b"{" and length < len(data):
+        header = mutations.wrong_json(data[8 : 8 + length], rng)
+        return len(header).to_bytes(8, "little") + header + data[8 + length :]
+    return mutations.damaged(data, rng)
+
+
+def _checkpoints(scratch: Path) -> list[Reader]:
+    from densecal.models import build
+
+    config = small_config()
+    given = config.model
+    model = build(given.arch, given.encoder, None, 1, **given.options)
+    meta = {"epoch": 2, "best": 0.1, "samples": "0" * 64, "config": config.model_dump(mode="json")}
+    small = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
+    state = {"main": {"state": {0: {"step": torch.tensor(2.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
+    checkpoint.save(scratch / "run" / "checkpoints" / "last", small, {"values": torch.rand(4)}, state, meta)
+    checkpoint.save(
+        scratch / "model" / "checkpoints" / "last", model.state_dict(), {"values": torch.rand(4)}, state, meta
+    )
+
+    def seal(folder: Path) -> None:
+        inner = folder / "checkpoints" / "last"
+        try:
+            found = json.loads((inner / checkpoint.META).read_text())
+            names = (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER)
+            found["sha256"] = {name: _digest(inner / name) for name in names}
+        except (ValueError, TypeError, RecursionError):
+            return
+        (inner / checkpoint.META).write_text(json.dumps(found))
+
+    whole = _content(scratch / "model")
+    meta_only = (f"checkpoints/last/{checkpoint.META}",)
+    return [
+        Reader(
+            "checkpoint", [_content(scratch / "run")], lambda folder: checkpoint.load(folder / "checkpoints" / "last"),
+            _wrong_by_content, seal=seal,
+        ),
+        Reader(
+            "newest checkpoint", [_content(scratch / "run")],
+            lambda folder: checkpoint.load_newest(folder / "checkpoints"), _wrong_by_content, seal=seal,
+        ),
+        Reader(
+            "model of a run", [whole], lambda folder: load_predictor(folder, "cpu"), _wrong_by_content, meta_only, seal
+        ),
+    ]  # fmt: skip
+
+
+def _weights() -> Reader:
+    state = {"a.weight": torch.rand(3, 4), "a.bias": torch.rand(3)}
+    stream = io.BytesIO()
+    torch.save({"state_dict": state}, stream)
+    files = [{"w.pth": stream.getvalue()}, {"w.safetensors": to_safetensors(state)}]
+    return Reader("weights", files, lambda folder: read_weights(_only(folder)), _wrong_by_content)
+
+
+# ------------------------------------------------------------------ results
+
+
+def _record() -> dict[str, object]:
+    calibration = {"ece_ew": 0.1, "brier": 0.1, "ci": {"ece_ew": [0.05, 0.2]}}
+    return {"name": "a", "dataset": "b", "images": 1, "pixels": 10, "calibration": calibration,
+            "segmentation": {"f_max": 0.5}, "reliability": {}, "joint": {}, "warnings": [], "skipped": []}  # fmt: skip
+
+
+def _evaluation() -> Reader:
+    one = json.dumps(_record()).encode()
+    several = json.dumps({"evaluations": [_record(), {**_record(), "name": "c"}], "paired": []}).encode()
+    return Reader(
+        "evaluation", [{"e.json": one}, {"e.json": several}], lambda folder: read_inputs([folder / "e.json"]),
+        mutations.wrong_json,
+    )  # fmt: skip
+
+
+def _run_folder() -> Reader:
+    line = json.dumps({"epoch": 1, "loss": 0.5, "validation": {"ece_ew": 0.1}, "method": {}})
+    files = {"r/config.yaml": dump_config(small_config()).encode(), "r/log.jsonl": f"{line}\n{line}\n".encode(),
+             "r/alpha.csv": b"name,value\na,0.1\nb,0.2\n"}  # fmt: skip
+
+    def wrong_line(data: bytes, rng: random.Random) -> bytes:
+        return mutations.wrong_json(line.encode(), rng) + b"\n"
+
+    return Reader("log of a run", [files], lambda folder: read_inputs([folder / "r"]), wrong_line)
+
+
+def _results(scratch: Path) -> Reader:
+    path = scratch / "matrix.yaml"
+    path.write_text(yaml.safe_dump({"recipe": "demo", "methods": ["bce"]}))
+    matrix = load_matrix(path)
+    cell = Plan(matrix, scratch / "bench").untuned[0]
+    record = {**_record(), "dataset": "validation", "calibrator": "none", "entropy": {"mean": 0.1}, "more_bins": {}}
+    result = {"version": RESULT_VERSION, "digest": cell.digest, "label": "bce", "seed": 0, "method": {"name": "bce"},
+              "grid": {}, "seconds": 1.0, "warnings": [], "evaluations": [record]}  # fmt: skip
+    write_json(cell.result, result)
+    files = _content(scratch / "bench")
+
+    def read(folder: Path) -> None:
+        task = Plan(matrix, folder).untuned[0]
+        read_result(task)
+        finished(task)
+        summarise(matrix, folder, "command")
+
+    return Reader("benchmark result", [files], read, mutations.wrong_json)
