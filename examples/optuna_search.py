@@ -12,7 +12,7 @@ import optuna
 from densecal.training.config import load_config
 from densecal.training.loop import train
 
-SMALL = ["data.size=32", "data.scenes={train: 32, validation: 16}", "optim.epochs=3", "optim.batch=4"]
+SMALL = ["data.size=32", "data.scenes={train: 24, validation: 16}", "optim.epochs=3", "optim.batch=4"]
 """Overrides that make the demo recipe take seconds; a real search has none of them, and more trials."""
 
 

@@ -105,7 +105,7 @@ def test_without_ood_the_record_is_as_ever(tmp_path, capsys):
     plain, *_ = evaluated(tmp_path, *folders, capsys=capsys)
     assert list(plain) == [
         "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration", "segmentation", "reliability",
-        "joint", "curves",
+        "joint", "settings", "thresholds", "curves",
     ]  # fmt: skip
     beside, *_ = evaluated(tmp_path, *folders, "--ood", tmp_path / "textures", capsys=capsys)
     assert {key: beside[key] for key in plain} == plain

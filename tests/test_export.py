@@ -30,7 +30,8 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]).reshape(3, 1, 1), np.array([0.229, 0
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    train(small_config("model.encoder=resnet10t"), out)
+    shallow = "model.options={encoder_depth: 3, decoder_channels: [16, 8, 8]}"
+    train(small_config("model.encoder=resnet10t", shallow), out)
     return out
 
 
@@ -315,7 +316,7 @@ def test_pictures_differ_and_fill_the_range():
 # ------------------------------------------------------------------ bad input
 
 
-def test_wrong_arguments_are_named(tmp_path):
+def test_wrong_arguments_are_named(tmp_path, monkeypatch):
     model = small_network()
     with pytest.raises(InputError, match="--input: bytes; expected one of unit, uint8, normalised"):
         export_model(model, tmp_path / "model.onnx", 64, input="bytes")
@@ -323,6 +324,9 @@ def test_wrong_arguments_are_named(tmp_path):
         export_model(model, tmp_path / "model.pt", 64)
     with pytest.raises(InputError, match="vector for 4 classes; expected one for one foreground logit"):
         export_model(model, tmp_path / "model.onnx", 64, posthoc.create("vector", num_classes=4))
+    monkeypatch.setattr(export, "MAX_BYTES", 100)
+    with pytest.raises(InputError, match=r"resnet18: .* GB of weights; expected less than 2 GB"):
+        export_model(model, tmp_path / "model.onnx", 64)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -349,6 +353,7 @@ def test_missing_packages_say_how_to_install_them(tmp_path, monkeypatch, capsys)
     [
         ("unet", "mobilenetv3_small_050", {}),
         ("unet", "resnet18", {}),
+        ("unet", "tf_efficientnet_lite0", {}),  # pads as TensorFlow does
         ("unet", "swin_tiny_patch4_window7_224", {}),
         ("deeplabv3plus", "resnet18", {}),
         ("fpn", "resnet18", {}),

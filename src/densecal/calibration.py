@@ -19,6 +19,7 @@ from densecal.data import Source, open_source
 from densecal.data.images import read_foreground, read_map, read_mask
 from densecal.errors import InputError
 from densecal.files import write_atomically
+from densecal.metrics.bands import row_bands
 from densecal.metrics.segmentation import count_levels
 from densecal.pairing import find_maps, find_pairs
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
@@ -150,7 +151,7 @@ class MapData:
         return histogram
 
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
-        """One pass, an image at a time."""
+        """One pass, an image at a time, or a part of a large one."""
         for done, pair in enumerate(self.pairs, start=1):
             if self.classes == 1:
                 prediction, mask, valid = read_pair(pair, self.mask_void)
@@ -158,8 +159,11 @@ class MapData:
             else:
                 prediction, labels = _read_classes(pair, self.classes, self.ignore_index)
                 masks = torch.from_numpy(labels.astype(np.int64))[None]
-            photograph = None if self.images is None else _photograph(self.images, pair.stem, masks.shape[-2:])
-            yield Batch(map_logits(prediction), masks, photograph)
+            if self.images is not None:
+                yield Batch(map_logits(prediction), masks, _photograph(self.images, pair.stem, masks.shape[-2:]))
+            else:  # pixels alone count, so a large map may come in bands
+                for rows in row_bands(masks.shape[-2:]):
+                    yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
             if progress:
                 progress(done, len(self))
 
@@ -312,20 +316,30 @@ def apply(
     for done, pair in enumerate(maps, start=1):
         prediction = read_map(pair.prediction, calibrator.num_classes)
         photograph = None if source is None else _photograph(source, pair.stem, prediction.shape[-2:])
-        p = calibrator(map_logits(prediction), photograph)[0].numpy()
-        _write(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, prediction.dtype)
+        p = _calibrated(calibrator, prediction, photograph)
+        _write(out / pair.stem, p[0] if calibrator.num_classes == 1 else p)
         if progress:
             progress(done, len(maps))
     return len(maps)
 
 
-def _write(stem: Path, p: Array, kind: np.dtype[Any]) -> None:
-    """A map: float64 stays float64, other floats become float32, levels 16 bits; the stem may hold dots."""
-    if np.issubdtype(kind, np.floating):
-        values = p.astype(np.float64 if kind == np.float64 else np.float32)
-        write_atomically(stem.with_name(f"{stem.name}.npy"), lambda stream: np.save(stream, values))
+def _calibrated(calibrator: Calibrator, prediction: Array, photograph: Tensor | None) -> Array:
+    """Probabilities (classes, H, W): float64 stays float64, other floats become float32, levels 16 bits."""
+    kind = prediction.dtype if prediction.dtype == np.float64 else np.dtype(np.float32)
+    levels = not np.issubdtype(prediction.dtype, np.floating)
+    found = np.empty((calibrator.num_classes, *prediction.shape[-2:]), np.uint16 if levels else kind)
+    for rows in row_bands(found.shape[1:]) if photograph is None else [slice(None)]:
+        p = calibrator(map_logits(prediction[..., rows, :]), photograph)[0].numpy()
+        found[:, rows] = np.rint(p * 65535) if levels else p
+    return found
+
+
+def _write(stem: Path, p: Array) -> None:
+    """A map of floats or 16-bit levels; the stem may hold dots."""
+    if np.issubdtype(p.dtype, np.floating):
+        write_atomically(stem.with_name(f"{stem.name}.npy"), lambda stream: np.save(stream, p))
         return
-    image = Image.fromarray(np.rint(p * 65535).astype(np.uint16))
+    image = Image.fromarray(p)
     write_atomically(stem.with_name(f"{stem.name}.png"), lambda stream: image.save(stream, "png", compress_level=1))
 
 

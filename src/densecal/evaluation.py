@@ -353,7 +353,7 @@ def _reliability(result: CalibrationResult) -> dict[str, Any]:
         "bins": result.sketch.bins,
         **listed(result.reliability),
         "histogram": {"count": pixels.astype(int).tolist(), "correct": correct.astype(int).tolist()},
-        "classes": [listed(curve) for curve in result.classwise],
+        "classes": [{**listed(curve), "ece": curve.ece} for curve in result.classwise],
     }
     if result.reliability_foreground is not None:
         record["foreground"] = listed(result.reliability_foreground)

@@ -324,6 +324,7 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     assert browser.complaints == []
 
 
+@pytest.mark.slow  # a time limit, which a busy machine breaks
 def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:100, :100] / 100

@@ -273,7 +273,11 @@ def _digest(path: Path) -> str:
 def _config() -> Reader:
     files = [
         {"a.yaml": dump_config(small_config(*more)).encode()}
-        for more in ((), ("method.name=focal",), ("data.classes=3", "method.name=bce"))
+        for more in (
+            (),
+            ("method.name=focal",),
+            ("data.scenes=null", "data.images=x", "data.classes=3", "method.name=bce"),
+        )
     ]
     return Reader(
         "recipe", files, lambda folder: load_config(str(folder / "a.yaml"), ["optim.lr=1e-3"]), mutations.wrong_yaml

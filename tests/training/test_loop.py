@@ -296,7 +296,9 @@ def test_images_without_information_are_nobodys_and_empty(tmp_path, monkeypatch)
 
 def test_images_without_information_need_foreground_masks():
     with pytest.raises(InputError, match="informationless"):
-        small_config("data.informationless=0.1", "data.classes=3", "method.name=bce")
+        small_config(
+            "data.scenes=null", "data.images=x", "data.informationless=0.1", "data.classes=3", "method.name=bce"
+        )
 
 
 def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):

@@ -152,9 +152,11 @@ def _report(
     if latex:
         write_text(latex, latex_text(everything))
     if figures:
+        from densecal.report.classes import write_class_figures
         from densecal.report.figures import write_figures
 
         write_figures(records, figures)
+        write_class_figures(records, figures)
         if outside:
             from densecal.report.ood import write_ood_figures
 
