@@ -31,7 +31,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]).reshape(3, 1, 1), np.array([0.229, 0
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     shallow = "model.options={encoder_depth: 3, decoder_channels: [16, 8, 8]}"
-    train(small_config("model.encoder=resnet10t", shallow), out)
+    train(small_config("model.encoder=resnet10t", shallow, "method.name=bce", "optim.lr=0.01", "optim.epochs=6"), out)
     return out
 
 

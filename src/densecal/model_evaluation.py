@@ -22,6 +22,8 @@ from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 from densecal.scoring import Settings
 
 ENTROPY_BINS = 100
+MAX_VALUES = 1 << 27
+"""Logits at the size of the masks come in smaller groups where they are more than so many numbers."""
 
 Array = NDArray[Any]
 Logits = Callable[[Tensor], Tensor]
@@ -148,11 +150,13 @@ def model_outputs(
         z = logits(images).float()
         start = 0
         for shape, same in groupby(group, key=lambda i: shapes[i]):
-            samples = list(same)
-            part = slice(start, start + len(samples))
-            start = part.stop
-            y = torch.from_numpy(np.stack([data.masks[i] for i in samples])).to(device).long()
-            yield samples, _resized(images[part], shape), _resized(z[part], shape), y
+            together = list(same)
+            fitting = max(1, MAX_VALUES // (z.shape[1] * shape[0] * shape[1]))
+            for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
+                part = slice(start, start + len(samples))
+                start = part.stop
+                y = torch.from_numpy(np.stack([data.masks[i] for i in samples])).to(device).long()
+                yield samples, _resized(images[part], shape), _resized(z[part], shape), y
 
 
 class _Scores:

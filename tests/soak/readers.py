@@ -1,11 +1,13 @@
 """What the fuzzer reads: a whole example of every kind of file that densecal opens, and the function that opens it."""
 
+import functools
 import hashlib
 import io
 import json
 import os
 import pickle
 import random
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,11 +28,12 @@ from densecal.calibration import read_pair
 from densecal.data import open_source, pack
 from densecal.data.images import read_foreground, read_image, read_map, read_mask
 from densecal.data.packed import open_packed
-from densecal.evaluation import find_pairs
+from densecal.evaluation import evaluate, find_pairs
 from densecal.files import write_json
 from densecal.models.weights import read_weights
 from densecal.prediction import load_predictor
 from densecal.report.inputs import read_inputs
+from densecal.scoring import Settings
 from densecal.training import checkpoint
 from densecal.training.config import dump_config, load_config
 from tests.posthoc.test_storage import KINDS, fitted
@@ -399,10 +402,18 @@ def _weights() -> Reader:
 # ------------------------------------------------------------------ results
 
 
+@functools.cache
 def _record() -> dict[str, object]:
-    calibration = {"ece_ew": 0.1, "brier": 0.1, "ci": {"ece_ew": [0.05, 0.2]}}
-    return {"name": "a", "dataset": "b", "images": 1, "pixels": 10, "calibration": calibration,
-            "segmentation": {"f_max": 0.5}, "reliability": {}, "joint": {}, "warnings": [], "skipped": []}  # fmt: skip
+    """What an evaluation of two small maps writes."""
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("maps", "masks"):
+            (Path(folder) / kind).mkdir()
+            for stem in ("a", "b"):
+                levels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+                pixels = levels if kind == "maps" else np.where(levels > 127, np.uint8(255), np.uint8(0))
+                Image.fromarray(pixels).save(Path(folder) / kind / f"{stem}.png")
+        return evaluate(Path(folder) / "maps", Path(folder) / "masks", settings=Settings(full=False)).record
 
 
 def _evaluation() -> Reader:

@@ -38,8 +38,8 @@ def write_class_figures(records: list[Record], folder: Path) -> list[Path]:
 def class_figure(records: list[Record]) -> Figure:
     """Share of a class over the probability given to it, a panel a class and a line a method.
 
-    A dot's area grows with the number of its pixels; a bin that holds less than a ten thousandth of the pixels of the
-    class's most likely half is left out.
+    Bins with less than a thousandth of the pixels above the first bin, which is nearly all pixels of other classes,
+    are left out: they say nothing.
     """
     classes = max(len(record["reliability"]["classes"]) for record in records)
     columns = min(COLUMNS, classes)
@@ -55,11 +55,10 @@ def class_figure(records: list[Record]) -> Figure:
         for i, record in enumerate(records):
             curve = record["reliability"]["classes"][k]
             count = np.array(curve["count"], dtype=float)
-            held = count > 1e-4 * count[len(count) // 2 :].sum()
+            held = count > 1e-3 * count[1:].sum()
             x, y = np.array(curve["confidence"])[held], np.array(curve["accuracy"])[held]
             colour = CYCLE[i % len(CYCLE)]
-            axis.plot(x, y, color=colour, linewidth=1, label=plain_text(record["name"]))
-            axis.scatter(x, y, 4 + 40 * count[held] / max(count[1:].max(), 1), color=colour, clip_on=False)
+            axis.plot(x, y, "o-", color=colour, linewidth=1, markersize=3, label=plain_text(record["name"]))
             errors.append(f"{100 * curve['ece']:.2f}")
         axis.set_title(f"class {k}: ECE {' / '.join(errors)} %", fontsize=8)
         axis.set(xlim=(0, 1), ylim=(0, 1))
