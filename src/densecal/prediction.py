@@ -80,9 +80,13 @@ class Predictor:
             yield map(self._squashed, _resized_bands(one, image.shape[:2]))
 
     def tiled_bands(self, images: list[Array], tiling: Tiling, batch: int = 8) -> Iterator[Bands]:
-        """Probabilities of every image at its own resolution, by ``batch`` tiles at a time, in bands of rows."""
+        """Probabilities of every image at its own resolution, in bands of rows.
+
+        As many tiles go through the network at a time as have the pixels of ``batch`` images of the size of training.
+        """
+        tiles = max(1, batch * self.config.data.size**2 // tiling.tile**2)
         for image in images:
-            yield tiling.blend(image, self._tile_probabilities, batch)
+            yield tiling.blend(image, self._tile_probabilities, tiles)
 
     def _resized_logits(self, images: list[Array]) -> Tensor:
         side = (self.config.data.size,) * 2
@@ -159,7 +163,7 @@ def predict(
         format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
             ``confidence/`` and ``entropy/``.
-        batch: Images, or tiles, at a time.
+        batch: Images at a time; of tiles, as many as have their pixels.
         tiling: Cut images into tiles at their own resolution; else they are resized to the size of training.
         max_pixels: Refuse larger images.
         progress: Called with (done, total).

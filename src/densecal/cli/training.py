@@ -56,7 +56,7 @@ def predict(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images, or tiles, at a time.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time; of tiles, as many as have their pixels.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ensemble: Annotated[
         list[Path] | None, typer.Option(help="A further run whose probabilities are averaged in; may be repeated.")
