@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -171,6 +171,7 @@ def test_every_figure_equals_brute_force(pixels, bins):
 
 
 @settings(max_examples=60, deadline=None)
+@example(pixels=[(43, 0), (212, 0)], bins=5, wide=False)  # 1 - 43/255 and 212/255 are one confidence
 @given(
     pixels=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 1)), min_size=1, max_size=60),
     bins=st.sampled_from([1, 5, 10, 15]),

@@ -286,6 +286,19 @@ class Sketch:
 
     def class_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
         """Values of one sigmoid or softmax channel with pixels and outcomes 1, unsorted, ties not merged."""
+        parts = [self._float_atoms(channel)]
+        if self.num_classes == 1:
+            level, pixels, positives = self._level_atoms()
+            parts.append((level / MAX_LEVEL, pixels, positives))
+        return _concatenated(parts)
+
+    def _level_atoms(self) -> tuple[Ints, Ints, Ints]:
+        """Levels of the integer maps with pixels and foreground pixels."""
+        levels = self.level_counts()
+        present = np.flatnonzero(levels.sum(axis=0))
+        return present, levels[:, present].sum(axis=0), levels[1, present]
+
+    def _float_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
         parts: list[tuple[Floats, Ints, Ints]] = []
         for flat, outcomes in self.raw:
             hit = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
@@ -293,16 +306,19 @@ class Sketch:
             parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
         if "fine" in self.tables:
             parts.append(_fine_atoms(self.tables["fine"][channel]))
-        if self.num_classes == 1:
-            levels = self.level_counts()
-            present = np.flatnonzero(levels.sum(axis=0))
-            parts.append((present / MAX_LEVEL, levels[:, present].sum(axis=0), levels[1, present]))
         return _concatenated(parts)
 
     def top_atoms(self) -> tuple[Floats, Ints, Ints]:
         """Confidences with pixels and correct pixels, unsorted, ties not merged."""
         if not self.softmax:
-            return _concatenated([_folded(*self.class_atoms(c)) for c in range(self.num_classes)])
+            parts = [_folded(*self._float_atoms(c)) for c in range(self.num_classes)]
+            if self.num_classes == 1:
+                # 1 - v / 65535 is not always the float (65535 - v) / 65535: levels are folded as integers
+                level, pixels, positives = self._level_atoms()
+                foreground = level > MAX_LEVEL // 2
+                top = np.where(foreground, level, MAX_LEVEL - level)
+                parts.append((top / MAX_LEVEL, pixels, np.where(foreground, positives, pixels - positives)))
+            return _concatenated(parts)
         parts = []
         for flat, outcomes in self.raw:
             confidence, correct = top_label(flat[None], outcomes.to(torch.int64), True)
