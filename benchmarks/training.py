@@ -22,9 +22,10 @@ from rich.table import Table
 from densecal.data import open_source, pack
 from densecal.data.scenes import generate, write
 from densecal.methods import names, options
+from densecal.training.assembly import assemble, fabric_of
 from densecal.training.config import load_config
 from densecal.training.feed import ArraySamples, Data
-from densecal.training.loop import _assemble, _fabric, train_epoch, validate
+from densecal.training.loop import train_epoch, validate
 
 BATCH, ROUNDS = 8, 12
 
@@ -58,7 +59,7 @@ def assembled(data, fabric, name):
     setting = SETTINGS[fabric.device.type]
     past_warmup = ["method.warmup=0"] if "warmup" in options(name) else []
     others = [f"data.size={setting.size}", f"optim.batch={BATCH}", "data.augment=paper", *setting.network]
-    run = _assemble(load_config("demo", [f"method.name={name}", *past_warmup, *others]), fabric, data)
+    run = assemble(load_config("demo", [f"method.name={name}", *past_warmup, *others]), fabric, data)
     run.method.after_epoch(validate(run))
     return run
 
@@ -104,7 +105,7 @@ def step_table(data, fabric, rounds):
 
 def main():
     warnings.simplefilter("ignore")
-    fabric = _fabric(load_config("demo"))
+    fabric = fabric_of(load_config("demo"))
     setting = SETTINGS[fabric.device.type]
     size = setting.size
     scenes = generate(setting.images, size, seed=0)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+import warnings
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from densecal.benchmark import load_matrix, open_tasks, run_benchmark, summarise
-from densecal.benchmark.cells import run_task
+from densecal.benchmark.cells import evaluate_everywhere, run_task
 from densecal.benchmark.matrix import Matrix
 from densecal.benchmark.plan import Plan, finished
 from densecal.benchmark.sets import ImageSets
@@ -33,12 +34,14 @@ from densecal.benchmark.summary import Row, Summary
 from densecal.benchmark.tuning import Trial, choices, choose
 from densecal.benchmark.workers import _done, _forget_failures
 from densecal.cli import app
+from densecal.data.informationless import without_information
 from densecal.data.scenes import generate
 from densecal.data.shift import shifted
 from densecal.ensembles import with_mc_dropout
 from densecal.errors import InputError
 from densecal.files import locked
 from densecal.metrics import calibration_errors
+from densecal.model_evaluation import ImageSet
 from densecal.prediction import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
@@ -120,7 +123,8 @@ def whole(tmp_path_factory):
         ({"methods": [{"name": "bce", "grid": {"method.x": []}}]}, r"methods.0.grid.method.x: .*at least 1 item"),
         ({"seeds": [0, 0]}, "seeds: 0 twice"),
         ({"seeds": ["a"]}, r"seeds.0: 'a'; expected a valid integer"),
-        ({"datasets": [{"name": "a"}]}, r"datasets.0: images and scenes both or neither"),
+        ({"datasets": [{"name": "a"}]}, r"datasets.0: none or several of images, scenes and informationless"),
+        ({"datasets": [{"name": "a", "scenes": {}, "ood": True}]}, r"datasets.0: ood or masks without images"),
         ({"datasets": [{"name": "a", "scenes": {"counts": 1}}]}, r"counts: an unknown key; expected one of count"),
         ({"datasets": [{"name": "validation", "scenes": {}}]}, r"datasets: the name 'validation'"),
         ({"ensembles": ["other"]}, "ensembles has 'other'"),
@@ -264,6 +268,40 @@ def test_entropy_tells_images_without_foreground_from_the_validation_images(whol
     assert "F max" not in text.partition("## textures")[2]
 
 
+def test_an_image_of_void_alone_has_no_part_in_the_mean_entropy():
+    rng = np.random.default_rng(0)
+    masks = [np.full((8, 8), 255, np.uint8), *rng.integers(0, 3, (2, 8, 8), dtype=np.uint8)]
+    images = rng.integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records = [
+            evaluate_everywhere(
+                lambda x: 4 * x, [ImageSet("set", ["void", "a", "b"][few:], images[few:], masks[few:], 3, 255)],
+                {"none": None}, torch.device("cpu"), (10,), lambda *_: None,
+            )[0]
+            for few in (0, 1)
+        ]  # fmt: skip
+    assert np.isnan(records[0]["entropy"]["images"]).tolist() == [True, False, False]
+    assert records[0]["entropy"]["mean"] == pytest.approx(records[1]["entropy"]["mean"])
+
+
+def test_images_of_void_alone_are_not_told_apart(whole, tmp_path):
+    file, out = whole
+    shutil.copytree(out, tmp_path / "out")
+    path = tmp_path / "out" / "cells" / "bce" / "seed-1" / "result.json"
+    result = json.loads(path.read_text())
+    for record in result["evaluations"]:
+        record["entropy"]["images"].insert(1, None)
+    path.write_text(json.dumps(result))
+    before, after = (
+        row.values("ood", "auroc")
+        for folder in (out, tmp_path / "out")
+        for row in summarise(load_matrix(file), folder, "").rows
+        if (row.name, row.dataset) == ("bce", "textures")
+    )
+    assert after == before
+
+
 def test_shifted_images_and_mc_dropout_are_rows_too(tmp_path):
     scenes = {"count": 3, "seed": 9}
     plan = Plan(
@@ -286,6 +324,35 @@ def test_shifted_images_and_mc_dropout_are_rows_too(tmp_path):
         expected = calibration_errors(torch.stack(model.probabilities(noisy)).double(), made.masks // 255)
         assert rows[name].values("calibration", "brier")["0"] == pytest.approx(expected.brier, abs=1e-6)
     assert rows["bce"].values("calibration", "brier") != rows["bce MC dropout"].values("calibration", "brier")
+
+
+def test_validation_images_without_their_information_are_a_row_too(tmp_path):
+    plan = Plan(
+        matrix(
+            methods=["bce"], seeds=[0], ensembles=[], overrides=[*SMALL, "optim.epochs=1"],
+            datasets=[{"name": "nothing", "informationless": True}],
+        ),
+        tmp_path,
+    )  # fmt: skip
+    while tasks := open_tasks(plan, set()):
+        run_task(tasks[0], ImageSets(), lambda *_: None)
+    cell = plan.untuned[0]
+    held_out = generate(16 + 6, 32, cell.config.data.scenes.seed)
+    images, masks = torch.tensor(held_out.images[16:]), torch.tensor(held_out.masks[16:])[:, None]
+    stripped = without_information(images.permute(0, 3, 1, 2) / 255, masks, torch.arange(6), epoch=0, seed=0)
+    levels = (stripped * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    expected = calibration_errors(
+        torch.stack(load_predictor(cell.run).probabilities(list(levels))).double(), np.zeros((6, 32, 32), np.uint8)
+    )
+    rows = {row.name: row for row in summarise(plan.matrix, tmp_path, "").rows if row.dataset == "nothing"}
+    assert rows["bce"].ood
+    assert rows["bce"].values("calibration", "brier")["0"] == pytest.approx(expected.brier, abs=1e-6)
+
+
+def test_every_method_has_its_first_seed_before_any_has_its_second(tmp_path):
+    assert [(task.label, task.seed) for task in open_tasks(Plan(matrix(), tmp_path), set())] == [
+        ("bce", 0), ("aslp-si", 0), ("bce", 1), ("aslp-si", 1),
+    ]  # fmt: skip
 
 
 def test_files_of_several_classes_are_evaluated_at_the_size_of_their_masks(tmp_path):
@@ -527,7 +594,7 @@ def test_tuning_looks_at_validation_images_alone_and_trains_the_choice_once(tmp_
     choice = choices(plan)["label-smoothing"]
     assert [trial.ece for trial in choice.trials] == [records[0]["calibration"]["ece_ew"] for records in trials]
     first, second = plan.tuned({"label-smoothing": choice.chosen})
-    assert [task.key for task in open_tasks(plan, set())] == ["bce, seed 1", first.key, second.key]
+    assert [task.key for task in open_tasks(plan, set())] == [first.key, "bce, seed 1", second.key]
     assert choice.chosen in first.overrides
     run_task(first, sets, lambda *_: None)
     chosen = next(cell for cell in plan.trials if cell.tried == choice.chosen)

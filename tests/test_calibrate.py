@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from densecal import cli
 from densecal.evaluation import evaluate
 from densecal.posthoc import create, load
 from tests.posthoc.common import histogram_of
+from tests.running import run
 from tests.training.common import small_config
 
 T = 1.8
@@ -51,30 +51,11 @@ def folders(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def run(capsys):
-    """Run the command in this process; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        before, sys.argv = sys.argv, ["densecal", *map(str, arguments)]
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            sys.argv = before
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
-
-
 # ------------------------------------------------------------------ maps
 
 
 @pytest.mark.parametrize("kind", ["png8", "png16", "npy"])
-def test_fit_apply_evaluate(folders, run, kind):
+def test_fit_apply_evaluate(folders, kind):
     maps, masks, out = folders / "maps" / kind, folders / "masks", folders / "out"
     code, text, error = run("calibrate", "fit", "temperature", maps, masks, "--out", folders / "cal.json")
     assert (code, error) == (0, "")
@@ -95,7 +76,7 @@ def test_fit_apply_evaluate(folders, run, kind):
     assert sorted(p.name for p in out.iterdir()) == sorted(f"a.{i}.{suffix}" for i in range(12))
 
 
-def test_written_maps_are_the_calibrated_ones(folders, run):
+def test_written_maps_are_the_calibrated_ones(folders):
     for kind in ("png8", "png16", "npy"):
         maps = folders / "maps" / kind
         assert run("calibrate", "fit", "platt", maps, folders / "masks", "--out", folders / f"{kind}.json")[0] == 0
@@ -113,7 +94,7 @@ def test_written_maps_are_the_calibrated_ones(folders, run):
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic", "histogram", "beta"])
-def test_every_map_calibrator_lowers_the_ece(folders, run, method):
+def test_every_map_calibrator_lowers_the_ece(folders, method):
     maps, masks = folders / "maps" / "png16", folders / "masks"
     code, text, _ = run("calibrate", "fit", method, maps, masks, "--out", folders / "cal.json")
     assert code == 0
@@ -124,7 +105,7 @@ def test_every_map_calibrator_lowers_the_ece(folders, run, method):
 
 
 @pytest.mark.parametrize("method", ["local-temperature", "selective"])
-def test_networks_take_images_of_any_size(folders, run, method):
+def test_networks_take_images_of_any_size(folders, method):
     maps, images = folders / "maps" / "png16", folders / "images"
     for i in range(4, 12):  # four will do
         (maps / f"a.{i}.png").unlink()
@@ -147,7 +128,7 @@ def test_networks_take_images_of_any_size(folders, run, method):
     assert np.array_equal(before * 2 > 65535, after * 2 > 65535)
 
 
-def test_void_pixels_and_other_sizes(folders, run):
+def test_void_pixels_and_other_sizes(folders):
     """Void pixels are wrong on purpose; a map of another size is resized to its mask."""
     maps, masks = folders / "maps" / "npy", folders / "masks"
     for i in range(12):
@@ -184,7 +165,7 @@ def class_folders(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["temperature", "vector"])
-def test_softmax_maps(class_folders, run, method):
+def test_softmax_maps(class_folders, method):
     from densecal.scoring import Settings
 
     maps, masks = class_folders / "maps", class_folders / "masks"
@@ -203,7 +184,7 @@ def test_softmax_maps(class_folders, run, method):
 
 
 @pytest.mark.parametrize("method", ["temperature", "local-temperature"])
-def test_a_label_beyond_the_classes_names_its_file(class_folders, run, method):
+def test_a_label_beyond_the_classes_names_its_file(class_folders, method):
     maps, masks = class_folders / "maps", class_folders / "masks"
     arguments = ("calibrate", "fit", method, maps, masks, "--classes", "3", "--images", masks)
     code, _, error = run(*arguments, "--out", class_folders / "cal.json")
@@ -211,7 +192,7 @@ def test_a_label_beyond_the_classes_names_its_file(class_folders, run, method):
     assert "0.png: label 9; expected labels 0 to 2, or 255 for void" in error
 
 
-def test_masks_that_are_all_void_count_nowhere(folders, run):
+def test_masks_that_are_all_void_count_nowhere(folders):
     for kind in ("png8", "npy"):
         fit = ("calibrate", "fit", "platt", folders / "maps" / kind, folders / "masks", "--ignore-index", "100")
         assert run(*fit, "--out", folders / "all.json")[0] == 0
@@ -220,7 +201,7 @@ def test_masks_that_are_all_void_count_nowhere(folders, run):
         assert float(load(folders / "all.json").a) != float(load(folders / "fewer.json").a) or kind == "npy"
 
 
-def test_saturated_8_bit_maps_are_warned_of(folders, run):
+def test_saturated_8_bit_maps_are_warned_of(folders):
     maps = folders / "maps" / "png8"
     for i in range(12):
         write(maps / f"a.{i}", 1 / (1 + np.exp(-4 * make(i)[0])), "png8")
@@ -255,7 +236,7 @@ def trained(tmp_path_factory):
     return root
 
 
-def test_a_run_is_fitted_on_its_validation_images_at_their_own_size(trained, run, tmp_path):
+def test_a_run_is_fitted_on_its_validation_images_at_their_own_size(trained, tmp_path):
     from densecal.data import split
     from densecal.prediction import load_predictor, predict
 
@@ -275,7 +256,7 @@ def test_a_run_is_fitted_on_its_validation_images_at_their_own_size(trained, run
     assert float(found.b) == pytest.approx(float(expected.b), abs=1e-3)
 
 
-def test_a_network_takes_the_images_of_the_run(trained, run, tmp_path):
+def test_a_network_takes_the_images_of_the_run(trained, tmp_path):
     checkpoint = trained / "run" / "checkpoints" / "last"
     code, text, error = run("calibrate", "fit", "selective", checkpoint, "--out", tmp_path / "cal.json")
     assert (code, error) == (0, "")
@@ -283,7 +264,7 @@ def test_a_network_takes_the_images_of_the_run(trained, run, tmp_path):
     assert load(tmp_path / "cal.json").num_classes == 1
 
 
-def test_generated_scenes_are_validation_images_too(run, tmp_path):
+def test_generated_scenes_are_validation_images_too(tmp_path):
     from densecal.training.loop import train
 
     train(small_config("method.name=bce", "optim.epochs=1"), tmp_path / "run")
@@ -292,7 +273,7 @@ def test_generated_scenes_are_validation_images_too(run, tmp_path):
     assert "fitted on 6 images" in text
 
 
-def test_a_run_takes_no_masks(trained, run, tmp_path):
+def test_a_run_takes_no_masks(trained, tmp_path):
     fit = ("calibrate", "fit", "platt", trained / "run", trained / "masks", "--out", tmp_path / "cal.json")
     code, _, error = run(*fit)
     assert code == 2
@@ -302,7 +283,7 @@ def test_a_run_takes_no_masks(trained, run, tmp_path):
 # ------------------------------------------------------------------ bad input
 
 
-def test_a_failed_fit_leaves_the_old_file(folders, run):
+def test_a_failed_fit_leaves_the_old_file(folders):
     maps, masks, cal = folders / "maps" / "png8", folders / "masks", folders / "cal.json"
     assert run("calibrate", "fit", "temperature", maps, masks, "--out", cal)[0] == 0
     before = cal.read_bytes()
@@ -333,7 +314,7 @@ def test_a_failed_fit_leaves_the_old_file(folders, run):
         (("apply", "CAL", "MAPS", "--out", "MAPS"), "another folder"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(folders, run, monkeypatch, arguments, message):
+def test_bad_input_is_one_line_and_exit_code_2(folders, monkeypatch, arguments, message):
     monkeypatch.chdir(folders)
     (folders / "empty").mkdir()
     (folders / "cal.json").write_text(json.dumps(create("temperature").to_json()))
@@ -350,7 +331,7 @@ def test_bad_input_is_one_line_and_exit_code_2(folders, run, monkeypatch, argume
 
 
 @pytest.mark.parametrize("kind", ["png8", "npy"])
-def test_risk_control(folders, run, kind):
+def test_risk_control(folders, kind):
     maps = folders / "maps" / kind
     code, text, _ = run("risk-control", maps, folders / "masks", "--alpha", "0.2", "--json", folders / "risk.json")
     assert code == 0
@@ -370,7 +351,7 @@ def test_risk_control(folders, run, kind):
     assert record["fpr"] == pytest.approx(np.mean([(p >= record["threshold"])[~y].mean() for p, y in pairs]))
 
 
-def test_risk_control_needs_enough_images(folders, run):
+def test_risk_control_needs_enough_images(folders):
     code, _, error = run("risk-control", folders / "maps" / "png8", folders / "masks", "--alpha", "0.05")
     assert code == 2
     assert "12 images for alpha 0.05; expected at least 19 (1/alpha - 1)" in error

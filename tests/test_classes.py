@@ -1,7 +1,6 @@
 """K classes from end to end: every method, training, maps, figures class by class, calibrators, void pixels."""
 
 import json
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from densecal import cli
 from densecal.errors import InputError
 from densecal.labels import max_alpha, technique_strength
 from densecal.methods import create, names, options
@@ -19,6 +17,7 @@ from densecal.metrics import CalibrationMeter
 from densecal.model_evaluation import evaluate_model, load_image_set, model_outputs
 from densecal.posthoc import load
 from densecal.training.config import load_config
+from tests.running import run
 
 K, VOID = 5, 5
 HEIGHT, WIDTH = 48, 64
@@ -53,25 +52,6 @@ def camvid(tmp_path_factory):
             Image.fromarray(image).save(root / part / f"{part}.{i}.png")
             Image.fromarray(labels).save(root / f"{part}annot" / f"{part}.{i}.png")
     return root
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command in this process; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        before, sys.argv = sys.argv, ["densecal", *map(str, arguments)]
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            sys.argv = before
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
 
 
 # ------------------------------------------------------------------ methods
@@ -153,7 +133,7 @@ def brute_force(maps, masks, bins=10):
     )
 
 
-def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, run, monkeypatch):
+def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = [
         f"data.images={camvid / 'train'}", f"data.validation={camvid / 'val'}", f"data.classes={K}",
@@ -215,7 +195,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, r
     torch.testing.assert_close(again.bias, found.bias, atol=1e-3, rtol=1e-3)
 
 
-def test_calibrated_maps_are_the_same_in_bands(camvid, tmp_path, run, monkeypatch):
+def test_calibrated_maps_are_the_same_in_bands(camvid, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     (tmp_path / "maps").mkdir()
     for i in range(2):

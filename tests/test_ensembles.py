@@ -1,7 +1,6 @@
 """Deep ensembles and MC dropout: the mean probability, safely, and nothing but dropout switched on."""
 
 import copy
-import sys
 
 import numpy as np
 import pytest
@@ -10,13 +9,13 @@ from PIL import Image
 from scipy.special import expit, softmax
 from torch import nn
 
-from densecal import cli
 from densecal.ensembles import load_ensemble, logits_of_mean, mc_dropout, mean_logits, with_mc_dropout
 from densecal.errors import InputError
 from densecal.models import build
 from densecal.models.dropout import add_dropout
 from densecal.prediction import load_predictor
 from densecal.training import checkpoint
+from tests.running import run
 from tests.training.common import small_config
 
 ARCHITECTURES = {
@@ -34,19 +33,6 @@ def small(arch="unet", **options):
 
 def images(n=2, size=32):
     return torch.rand(n, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
-def run(*arguments, capsys):
-    """The command in this process: exit code and stderr."""
-    before, sys.argv = sys.argv, ["densecal", *map(str, arguments)]
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        sys.argv = before
-    return code, capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ the mean probability
@@ -216,11 +202,11 @@ def test_members_of_another_size_are_refused(runs):
         load_ensemble(runs)
 
 
-def test_predict_writes_the_maps_of_an_ensemble_and_of_mc_dropout(runs, tmp_path, capsys):
+def test_predict_writes_the_maps_of_an_ensemble_and_of_mc_dropout(runs, tmp_path):
     def second_map(name, *options):
         out = tmp_path / "maps" / name
         options = ("--out", out, "--format", "npy", "--device", "cpu", *options)
-        code, err = run("predict", runs[0], tmp_path / "photos", *options, capsys=capsys)
+        code, _, err = run("predict", runs[0], tmp_path / "photos", *options)
         assert code == 0, err
         return np.load(out / "1.npy")
 
@@ -232,12 +218,12 @@ def test_predict_writes_the_maps_of_an_ensemble_and_of_mc_dropout(runs, tmp_path
     assert np.abs(second_map("plain") - dropped).max() > 1e-4
 
 
-def test_mc_dropout_of_a_run_without_it_is_one_line(runs, tmp_path, capsys):
+def test_mc_dropout_of_a_run_without_it_is_one_line(runs, tmp_path):
     config = small_config()
     model = build(config.model.arch, config.model.encoder, None, 1, **config.model.options)
     meta = {"epoch": 1, "best": 1.0, "config": config.model_dump(mode="json")}
     checkpoint.save(tmp_path / "none" / "checkpoints" / "last", model.state_dict(), {}, {}, meta)
     arguments = ("predict", tmp_path / "none", tmp_path / "photos", "--out", tmp_path / "m", "--mc-dropout", 3)
-    code, err = run(*arguments, capsys=capsys)
+    code, _, err = run(*arguments)
     assert code == 2
     assert "without dropout" in err

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from densecal import cli
 from densecal.metrics import calibration_errors
+from tests.running import run
 
 SIZE = (30, 40)
 
@@ -44,22 +44,8 @@ def folders(tmp_path):
     return maps, masks
 
 
-def run(*arguments, capsys=None):
-    """Run the command in this process; returns (exit code, stdout, stderr)."""
-    before, sys.argv = sys.argv, ["densecal", *map(str, arguments)]
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        sys.argv = before
-    out = capsys.readouterr() if capsys else None
-    return code, out.out if out else "", out.err if out else ""
-
-
-def evaluated(tmp_path, *arguments, capsys):
-    code, _, err = run("evaluate", *arguments, "--json", tmp_path / "out.json", capsys=capsys)
+def evaluated(tmp_path, *arguments):
+    code, _, err = run("evaluate", *arguments, "--json", tmp_path / "out.json")
     assert code == 0, err
     return json.loads((tmp_path / "out.json").read_text())
 
@@ -67,8 +53,8 @@ def evaluated(tmp_path, *arguments, capsys):
 # ------------------------------------------------------------------ good input
 
 
-def test_json_has_the_contract_and_agrees_with_the_meter(folders, tmp_path, capsys):
-    record = evaluated(tmp_path, *folders, "--name", "mine", "--dataset", "here", capsys=capsys)
+def test_json_has_the_contract_and_agrees_with_the_meter(folders, tmp_path):
+    record = evaluated(tmp_path, *folders, "--name", "mine", "--dataset", "here")
     assert record["name"] == "mine"
     assert record["dataset"] == "here"
     assert record["images"] == 6
@@ -92,7 +78,7 @@ def test_json_has_the_contract_and_agrees_with_the_meter(folders, tmp_path, caps
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp", "npy", "npz", "tif32"])
-def test_every_format_gives_the_same_figures(folders, tmp_path, suffix, capsys):
+def test_every_format_gives_the_same_figures(folders, tmp_path, suffix):
     other = tmp_path / "other"
     other.mkdir()
     for path in folders[0].iterdir():
@@ -108,8 +94,8 @@ def test_every_format_gives_the_same_figures(folders, tmp_path, suffix, capsys):
             Image.fromarray((levels / 255).astype(np.float32)).save(target)
         else:
             Image.fromarray(levels.astype(np.uint16) * 257).save(target)
-    a = evaluated(tmp_path, *folders, capsys=capsys)
-    b = evaluated(tmp_path, other, folders[1], capsys=capsys)
+    a = evaluated(tmp_path, *folders)
+    b = evaluated(tmp_path, other, folders[1])
     names = ["brier", "nll", "accuracy", "mean_confidence"]
     if suffix in ("png", "tif", "webp"):
         names += [
@@ -130,17 +116,17 @@ def test_every_format_gives_the_same_figures(folders, tmp_path, suffix, capsys):
         assert b["segmentation"][name] == pytest.approx(a["segmentation"][name], abs=1e-6), name
 
 
-def test_jpeg_maps_are_read(folders, tmp_path, capsys):
+def test_jpeg_maps_are_read(folders, tmp_path):
     other = tmp_path / "jpeg"
     other.mkdir()
     for path in folders[0].iterdir():
         Image.open(path).save(other / f"{path.stem}.jpg", quality=95)
-    a, b = (evaluated(tmp_path, maps, folders[1], capsys=capsys) for maps in (folders[0], other))
+    a, b = (evaluated(tmp_path, maps, folders[1]) for maps in (folders[0], other))
     assert b["calibration"]["accuracy"] == pytest.approx(a["calibration"]["accuracy"], abs=0.02)
 
 
-def test_fast_leaves_out_the_costly_figures(folders, tmp_path, capsys):
-    record = evaluated(tmp_path, *folders, "--metrics", "fast", capsys=capsys)
+def test_fast_leaves_out_the_costly_figures(folders, tmp_path):
+    record = evaluated(tmp_path, *folders, "--metrics", "fast")
     assert record["segmentation"]["s_measure"] is None
     assert record["segmentation"]["f_weighted"] is None
     assert record["calibration"]["ece_boundary_5"] is None
@@ -148,7 +134,7 @@ def test_fast_leaves_out_the_costly_figures(folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["png", "npy"])
-def test_workers_change_nothing(tmp_path, capsys, kind):
+def test_workers_change_nothing(tmp_path, kind):
     maps, masks = tmp_path / "m", tmp_path / "y"
     maps.mkdir()
     masks.mkdir()
@@ -159,12 +145,12 @@ def test_workers_change_nothing(tmp_path, capsys, kind):
         else:
             np.save(maps / f"{i}.npy", p)
         Image.fromarray(y).save(masks / f"{i}.png")
-    one = evaluated(tmp_path, maps, masks, "--workers", "1", capsys=capsys)
-    two = evaluated(tmp_path, maps, masks, "--workers", "2", capsys=capsys)
+    one = evaluated(tmp_path, maps, masks, "--workers", "1")
+    two = evaluated(tmp_path, maps, masks, "--workers", "2")
     assert one == two
 
 
-def test_names_are_data(tmp_path, capsys):
+def test_names_are_data(tmp_path):
     maps, masks = tmp_path / "carte [bold]$x$", tmp_path / "masques é"
     maps.mkdir()
     masks.mkdir()
@@ -182,14 +168,13 @@ def test_names_are_data(tmp_path, capsys):
         tmp_path / "figures",
         "--latex",
         tmp_path / "t.tex",
-        capsys=capsys,
     )
     assert record["images"] == 4
     assert record["skipped"][0]["file"].endswith('it\'s "quoted".png')
     assert r"\$x\$" in (tmp_path / "t.tex").read_text()
 
 
-def test_comparison_of_methods_and_data_sets(folders, tmp_path, capsys):
+def test_comparison_of_methods_and_data_sets(folders, tmp_path):
     root, truths = tmp_path / "root", tmp_path / "truths"
     for dataset in ("A", "B"):
         (truths / dataset).mkdir(parents=True)
@@ -203,7 +188,7 @@ def test_comparison_of_methods_and_data_sets(folders, tmp_path, capsys):
                 Image.fromarray(to_levels(p)).save(root / method / dataset / f"im {i}.png")
     code, out, err = run(
         "evaluate", root, truths, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv", "--latex",
-        tmp_path / "c.tex", "--figures", tmp_path / "figures", capsys=capsys,
+        tmp_path / "c.tex", "--figures", tmp_path / "figures",
     )  # fmt: skip
     assert code == 0, err
     comparison = json.loads((tmp_path / "c.json").read_text())
@@ -225,7 +210,7 @@ def test_comparison_of_methods_and_data_sets(folders, tmp_path, capsys):
         }  # fmt: skip
 
 
-def test_k_classes(tmp_path, capsys):
+def test_k_classes(tmp_path):
     maps, masks = tmp_path / "maps", tmp_path / "labels"
     maps.mkdir()
     masks.mkdir()
@@ -243,52 +228,52 @@ def test_k_classes(tmp_path, capsys):
         image.save(masks / f"{i}.png")
         everything.append(p)
         labels.append(y)
-    record = evaluated(tmp_path, maps, masks, "--classes", "4", "--ignore-index", "11", capsys=capsys)
+    record = evaluated(tmp_path, maps, masks, "--classes", "4", "--ignore-index", "11")
     expected = calibration_errors(np.stack(everything), np.stack(labels), num_classes=4, ignore_index=11)
     assert record["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew, rel=1e-9)
     assert record["calibration"]["ece_boundary_5"] == pytest.approx(expected.ece_boundary_5, rel=1e-9)
     assert 0 < record["segmentation"]["miou"] < 1
     assert record["segmentation"]["accuracy"] == pytest.approx(expected.accuracy, rel=1e-9)
     np.save(maps / "1.npy", everything[1][:3])
-    code, _, err = run("evaluate", maps, masks, "--classes", "4", "--ignore-index", "11", capsys=capsys)
+    code, _, err = run("evaluate", maps, masks, "--classes", "4", "--ignore-index", "11")
     assert code == 2
     assert "1.npy: an array of shape (3, 24, 20); expected shape (4, H, W)" in err
 
 
-def test_void_pixels_of_binary_masks_are_left_out(folders, tmp_path, capsys):
+def test_void_pixels_of_binary_masks_are_left_out(folders, tmp_path):
     maps, masks = folders
     for path in masks.iterdir():
         y = np.asarray(Image.open(path)).astype(np.uint8) * 255
         y[:5] = 128
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, maps, masks, "--ignore-index", "128", capsys=capsys)
+    record = evaluated(tmp_path, maps, masks, "--ignore-index", "128")
     assert record["pixels"] == 6 * (SIZE[0] - 5) * SIZE[1]
     assert record["warnings"] == []
 
 
-def test_zero_one_masks_may_have_a_void_value(folders, tmp_path, capsys):
-    a = evaluated(tmp_path, *folders, capsys=capsys)["calibration"]["accuracy"]
+def test_zero_one_masks_may_have_a_void_value(folders, tmp_path):
+    a = evaluated(tmp_path, *folders)["calibration"]["accuracy"]
     for path in folders[1].iterdir():
         y = np.asarray(Image.open(path)).astype(np.uint8)
         y[0, 0] = 255
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
     assert record["pixels"] == 6 * (SIZE[0] * SIZE[1] - 1)
     assert record["calibration"]["accuracy"] == pytest.approx(a, abs=1e-3)
 
 
-def test_void_is_found_in_masks_that_have_none_beside_masks_that_have(folders, tmp_path, capsys):
+def test_void_is_found_in_masks_that_have_none_beside_masks_that_have(folders, tmp_path):
     for i, path in enumerate(sorted(folders[1].iterdir())):
         y = np.asarray(Image.open(path)).astype(np.uint8)
         if i == 0:
             y[:2] = 255
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
     assert record["pixels"] == 6 * SIZE[0] * SIZE[1] - 2 * SIZE[1]
 
 
 @pytest.mark.parametrize("void", [1, 128])
-def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, capsys, void):
+def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, void):
     floats = tmp_path / "floats"
     floats.mkdir()
     for path in folders[0].iterdir():
@@ -298,33 +283,31 @@ def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, capsys, vo
         if path.stem == "im 5":
             y[:] = void
         Image.fromarray(y).save(folders[1] / path.name)
-    a, b = (
-        evaluated(tmp_path, maps, folders[1], "--ignore-index", void, capsys=capsys) for maps in (folders[0], floats)
-    )
+    a, b = (evaluated(tmp_path, maps, folders[1], "--ignore-index", void) for maps in (folders[0], floats))
     assert a["pixels"] == b["pixels"] == 5 * (SIZE[0] - 7) * SIZE[1]
     assert b["calibration"]["brier"] == pytest.approx(a["calibration"]["brier"], rel=1e-9)
 
 
-def test_nothing_but_void_is_said(folders, capsys):
+def test_nothing_but_void_is_said(folders):
     for path in folders[1].iterdir():
         Image.fromarray(np.full(SIZE, 128, np.uint8)).save(path)
-    code, _, err = run("evaluate", *folders, "--ignore-index", "128", capsys=capsys)
+    code, _, err = run("evaluate", *folders, "--ignore-index", "128")
     assert code == 2
     assert "nothing but void pixels" in err
 
 
-def test_foreground_taken_for_void_is_warned_of(folders, tmp_path, capsys):
+def test_foreground_taken_for_void_is_warned_of(folders, tmp_path):
     for path in folders[1].iterdir():
         Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8) * 255).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255", capsys=capsys)
+    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
     assert any("no mask holds foreground" in warning for warning in record["warnings"])
 
 
-def test_zero_one_masks_are_understood(folders, tmp_path, capsys):
-    a = evaluated(tmp_path, *folders, capsys=capsys)
+def test_zero_one_masks_are_understood(folders, tmp_path):
+    a = evaluated(tmp_path, *folders)
     for path in folders[1].iterdir():
         Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8)).save(path)
-    assert evaluated(tmp_path, *folders, capsys=capsys) == a
+    assert evaluated(tmp_path, *folders) == a
 
 
 # ------------------------------------------------------------------ maps that lie
@@ -344,19 +327,19 @@ def rewrite(folder, change):
         (lambda v: np.asarray(Image.fromarray(v.astype(np.uint8)).resize((60, 50))), "resized"),
     ],
 )
-def test_lying_maps_are_warned_of(folders, tmp_path, capsys, change, word):
-    assert evaluated(tmp_path, *folders, capsys=capsys)["warnings"] == []
+def test_lying_maps_are_warned_of(folders, tmp_path, change, word):
+    assert evaluated(tmp_path, *folders)["warnings"] == []
     rewrite(folders[0], change)
-    warnings = evaluated(tmp_path, *folders, capsys=capsys)["warnings"]
+    warnings = evaluated(tmp_path, *folders)["warnings"]
     assert any(word in warning for warning in warnings), warnings
 
 
-def test_grey_masks_are_warned_of(folders, tmp_path, capsys):
+def test_grey_masks_are_warned_of(folders, tmp_path):
     rewrite(folders[1], lambda v: (gaussian_filter(v * 255, 1)).astype(np.uint8))
-    assert any("other than 0 and 255" in w for w in evaluated(tmp_path, *folders, capsys=capsys)["warnings"])
+    assert any("other than 0 and 255" in w for w in evaluated(tmp_path, *folders)["warnings"])
 
 
-def test_resizing_follows_the_specification(folders, tmp_path, capsys):
+def test_resizing_follows_the_specification(folders, tmp_path):
     import torch
 
     path = folders[0] / "im 0.png"
@@ -369,7 +352,7 @@ def test_resizing_follows_the_specification(folders, tmp_path, capsys):
         torch.from_numpy(small / 255.0)[None, None], size=SIZE, mode="bilinear", align_corners=False
     )
     expected = calibration_errors(resized, torch.from_numpy(np.array(Image.open(folders[1] / "im 0.png")))[None, None])
-    assert evaluated(tmp_path, *folders, capsys=capsys)["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew)
+    assert evaluated(tmp_path, *folders)["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew)
 
 
 # ------------------------------------------------------------------ bad input
@@ -420,11 +403,11 @@ BAD_MAPS = {
 
 
 @pytest.mark.parametrize("case", BAD_MAPS)
-def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, capsys, case):
+def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, case):
     spoil, message = BAD_MAPS[case]
     spoil(folders[0] / "im 3.png")
     target = tmp_path / "out.json"
-    code, _, err = run("evaluate", *folders, "--json", target, capsys=capsys)
+    code, _, err = run("evaluate", *folders, "--json", target)
     assert code == 2
     assert err.count("\n") == 1
     assert "Traceback" not in err
@@ -432,7 +415,7 @@ def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, capsys,
     assert message in err
     assert "expected" in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["maps", "masks"]
-    code, _, err = run("evaluate", *folders, "--json", target, "--skip-bad", capsys=capsys)
+    code, _, err = run("evaluate", *folders, "--json", target, "--skip-bad")
     assert code == 0, err
     record = json.loads(target.read_text())
     assert record["images"] == 5
@@ -440,28 +423,28 @@ def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, capsys,
     assert "im 3" in record["skipped"][0]["file"]
 
 
-def test_bad_masks(folders, tmp_path, capsys):
+def test_bad_masks(folders, tmp_path):
     (folders[1] / "im 2.png").unlink()
-    code, _, err = run("evaluate", *folders, capsys=capsys)
+    code, _, err = run("evaluate", *folders)
     assert code == 2
     assert "im 2.png: no mask of that name" in err
     (folders[1] / "im 2.png").write_bytes(b"\x89PNG\r\n")
-    code, _, err = run("evaluate", *folders, capsys=capsys)
+    code, _, err = run("evaluate", *folders)
     assert code == 2
     assert "im 2.png: not an image" in err
 
 
-def test_a_label_beyond_the_classes_is_named(tmp_path, capsys):
+def test_a_label_beyond_the_classes_is_named(tmp_path):
     for name in ("maps", "labels"):
         (tmp_path / name).mkdir()
     np.save(tmp_path / "maps" / "x.npy", np.full((2, 4, 4), 0.5))
     Image.fromarray(np.full((4, 4), 7, np.uint8)).save(tmp_path / "labels" / "x.png")
-    code, _, err = run("evaluate", tmp_path / "maps", tmp_path / "labels", "--classes", "2", capsys=capsys)
+    code, _, err = run("evaluate", tmp_path / "maps", tmp_path / "labels", "--classes", "2")
     assert code == 2
     assert "x.png: label 7; expected labels 0 to 1, or 255 for void" in err
 
 
-def test_missing_and_empty_folders(folders, tmp_path, capsys):
+def test_missing_and_empty_folders(folders, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in [
@@ -470,33 +453,31 @@ def test_missing_and_empty_folders(folders, tmp_path, capsys):
         ((empty, folders[1]), "empty: no prediction map"),
         ((folders[0], empty), "empty: no mask"),
     ]:
-        code, _, err = run("evaluate", *arguments, capsys=capsys)
+        code, _, err = run("evaluate", *arguments)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
 
 
-def test_a_target_that_cannot_be_written(folders, tmp_path, capsys):
+def test_a_target_that_cannot_be_written(folders, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = run("evaluate", *folders, "--json", tmp_path / "file" / "out.json", capsys=capsys)
+    code, _, err = run("evaluate", *folders, "--json", tmp_path / "file" / "out.json")
     assert code == 2
     assert "cannot be written" in err
 
 
-def test_image_bombs_need_a_raised_limit(folders, capsys):
-    code, _, err = run("evaluate", *folders, "--max-pixels", "100", capsys=capsys)
+def test_image_bombs_need_a_raised_limit(folders):
+    code, _, err = run("evaluate", *folders, "--max-pixels", "100")
     assert code == 2
     assert "at most 100 pixels (raise the limit with --max-pixels)" in err
 
 
-def test_constant_and_single_class_maps_give_null_not_a_crash(tmp_path, capsys):
+def test_constant_and_single_class_maps_give_null_not_a_crash(tmp_path):
     for name in ("maps", "masks"):
         (tmp_path / name).mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "maps" / "a.png")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "masks" / "a.png")
-    record = evaluated(
-        tmp_path, tmp_path / "maps", tmp_path / "masks", "--figures", tmp_path / "figures", capsys=capsys
-    )
+    record = evaluated(tmp_path, tmp_path / "maps", tmp_path / "masks", "--figures", tmp_path / "figures")
     assert record["calibration"]["auroc_error"] is None
     assert record["calibration"]["ece_boundary_5"] is None
     assert record["calibration"]["accuracy"] == 1
@@ -521,7 +502,7 @@ assert "torch" not in sys.modules
     assert time.perf_counter() - start < (3 if os.environ.get("PYTEST_XDIST_WORKER") else 1.5)
 
 
-def test_version(capsys):
-    code, out, _ = run("--version", capsys=capsys)
+def test_version():
+    code, out, _ = run("--version")
     assert code == 0
     assert out.startswith("densecal ")

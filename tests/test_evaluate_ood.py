@@ -15,7 +15,8 @@ from densecal.model_evaluation import ImageSet, evaluate_model
 from densecal.models import build
 from densecal.ood_evaluation import ood_entry
 from densecal.training import checkpoint
-from tests.test_evaluate import make_pair, run, to_levels
+from tests.running import run
+from tests.test_evaluate import make_pair, to_levels
 from tests.training.common import small_config
 
 FORMATS = ("png8", "png16", "npy")
@@ -59,17 +60,17 @@ def make_data(root, form="png8", methods=("",), n=6, m=5):
     return kept
 
 
-def evaluated(root, *arguments, capsys):
-    code, out, err = run("evaluate", *arguments, "--json", root / "out.json", capsys=capsys)
+def evaluated(root, *arguments):
+    code, out, err = run("evaluate", *arguments, "--json", root / "out.json")
     assert code == 0, err
     return json.loads((root / "out.json").read_text()), out, err
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_figure_of_an_ood_set(tmp_path, form, capsys):
+def test_every_figure_of_an_ood_set(tmp_path, form):
     inside, outside = make_data(tmp_path, form)[""]
     arguments = (tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures")
-    record, out, _ = evaluated(tmp_path, *arguments, capsys=capsys)
+    record, out, _ = evaluated(tmp_path, *arguments)
     [entry] = record["ood"]
     assert entry["dataset"] == "textures"
     means = [[float(entropy(p).mean()) for p in maps] for maps in (inside, outside)]
@@ -99,27 +100,27 @@ def test_every_figure_of_an_ood_set(tmp_path, form, capsys):
         assert text in out
 
 
-def test_without_ood_the_record_is_as_ever(tmp_path, capsys):
+def test_without_ood_the_record_is_as_ever(tmp_path):
     make_data(tmp_path)
     folders = (tmp_path / "maps", tmp_path / "masks")
-    plain, *_ = evaluated(tmp_path, *folders, capsys=capsys)
+    plain, *_ = evaluated(tmp_path, *folders)
     assert list(plain) == [
         "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration", "segmentation", "reliability",
         "joint", "settings", "thresholds", "curves",
     ]  # fmt: skip
-    beside, *_ = evaluated(tmp_path, *folders, "--ood", tmp_path / "textures", capsys=capsys)
+    beside, *_ = evaluated(tmp_path, *folders, "--ood", tmp_path / "textures")
     assert {key: beside[key] for key in plain} == plain
     assert beside.keys() - plain.keys() == {"entropy", "ood"}
 
 
-def test_several_methods_have_their_folders_in_every_ood_set(tmp_path, capsys):
+def test_several_methods_have_their_folders_in_every_ood_set(tmp_path):
     make_data(tmp_path, methods=("one", "two"))
     result, out, _ = evaluated(
         tmp_path, tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures",
-        "--csv", tmp_path / "all.csv", "--latex", tmp_path / "all.tex", capsys=capsys,
+        "--csv", tmp_path / "all.csv", "--latex", tmp_path / "all.tex",
     )  # fmt: skip
     alone, *_ = evaluated(
-        tmp_path, tmp_path / "maps" / "two", tmp_path / "masks", "--ood", tmp_path / "textures" / "two", capsys=capsys
+        tmp_path, tmp_path / "maps" / "two", tmp_path / "masks", "--ood", tmp_path / "textures" / "two"
     )
     one, two = result["evaluations"]
     assert one["ood"][0]["record"]["name"] == "one"
@@ -135,18 +136,18 @@ def test_several_methods_have_their_folders_in_every_ood_set(tmp_path, capsys):
     assert out.count("textures") == 2
 
 
-def test_processes_and_void_pixels_change_nothing_out_of_distribution(tmp_path, capsys):
+def test_processes_and_void_pixels_change_nothing_out_of_distribution(tmp_path):
     make_data(tmp_path, n=70, m=40)
     folders = (tmp_path / "maps", tmp_path / "masks", "--metrics", "fast", "--ood", tmp_path / "textures")
-    a, *_ = evaluated(tmp_path, *folders, "--workers", "1", capsys=capsys)
-    b, *_ = evaluated(tmp_path, *folders, "--workers", "2", capsys=capsys)
+    a, *_ = evaluated(tmp_path, *folders, "--workers", "1")
+    b, *_ = evaluated(tmp_path, *folders, "--workers", "2")
     assert a == b
-    c, _, err = evaluated(tmp_path, *folders, "--workers", "1", "--ignore-index", "7", capsys=capsys)
+    c, _, err = evaluated(tmp_path, *folders, "--workers", "1", "--ignore-index", "7")
     assert c["ood"] == a["ood"]
     assert "no mask holds foreground" not in err
 
 
-def test_void_pixels_have_no_entropy(tmp_path, capsys):
+def test_void_pixels_have_no_entropy(tmp_path):
     inside, _ = make_data(tmp_path, "npy")[""]
     mask = np.zeros(inside[0].shape, np.uint8)
     mask[:, :20] = 7
@@ -154,19 +155,18 @@ def test_void_pixels_have_no_entropy(tmp_path, capsys):
     void = np.full(inside[1].shape, 7, np.uint8)
     Image.fromarray(void).save(tmp_path / "masks" / "1.png")
     arguments = ("--ignore-index", "7", "--ood", tmp_path / "textures")
-    record, *_ = evaluated(tmp_path, tmp_path / "maps", tmp_path / "masks", *arguments, capsys=capsys)
+    record, *_ = evaluated(tmp_path, tmp_path / "maps", tmp_path / "masks", *arguments)
     assert record["entropy"]["images"][0] == pytest.approx(entropy(inside[0][:, 20:]).mean(), rel=1e-9)
     assert record["entropy"]["images"][1] is None
     assert sum(record["entropy"]["histogram"]) == record["pixels"]
     assert 0 <= record["ood"][0]["auroc"] <= 1
 
 
-def test_figures_are_written_beside_the_others(tmp_path, capsys):
+def test_figures_are_written_beside_the_others(tmp_path):
     make_data(tmp_path)
     figures = tmp_path / "figures"
     code, _, err = run(
         "evaluate", tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures", "--figures", figures,
-        capsys=capsys,
     )  # fmt: skip
     assert code == 0, err
     assert (figures / "joint.png").is_file()
@@ -175,7 +175,7 @@ def test_figures_are_written_beside_the_others(tmp_path, capsys):
             assert np.asarray(picture.convert("L")).std() > 5
 
 
-def test_wrong_folders_are_one_line(tmp_path, capsys):
+def test_wrong_folders_are_one_line(tmp_path):
     make_data(tmp_path, methods=("one", "two"))
     maps, masks, ood = tmp_path / "maps", tmp_path / "masks", tmp_path / "textures"
     cases = {
@@ -186,7 +186,7 @@ def test_wrong_folders_are_one_line(tmp_path, capsys):
         "no prediction map": (maps / "one", masks, "--ood", empty_folder(tmp_path, "one")),
     }
     for message, arguments in cases.items():
-        code, _, err = run("evaluate", *arguments, capsys=capsys)
+        code, _, err = run("evaluate", *arguments)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
@@ -197,14 +197,14 @@ def empty_folder(root, method):
     return root / "empty"
 
 
-def test_a_bad_map_out_of_distribution_is_named_or_skipped(tmp_path, capsys):
+def test_a_bad_map_out_of_distribution_is_named_or_skipped(tmp_path):
     make_data(tmp_path)
     (tmp_path / "textures" / "t1.png").write_bytes(b"no picture")
     arguments = ("evaluate", tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures")
-    code, _, err = run(*arguments, capsys=capsys)
+    code, _, err = run(*arguments)
     assert code == 2
     assert "t1.png" in err
-    code, _, err = run(*arguments, "--skip-bad", capsys=capsys)
+    code, _, err = run(*arguments, "--skip-bad")
     assert code == 0
     assert "skipped: maps on textures" in err or "t1.png" in err
 
@@ -243,10 +243,10 @@ def untrained(tmp_path):
     return tmp_path
 
 
-def test_shift_prints_a_table_and_writes_records_and_curves(untrained, capsys):
+def test_shift_prints_a_table_and_writes_records_and_curves(untrained):
     code, out, err = run(
         "shift", untrained / "run", untrained / "scenes" / "images", untrained / "scenes" / "masks",
-        "--json", untrained / "shift.json", "--figures", untrained / "figures", "--device", "cpu", capsys=capsys,
+        "--json", untrained / "shift.json", "--figures", untrained / "figures", "--device", "cpu",
     )  # fmt: skip
     assert code == 0, err
     [found] = json.loads((untrained / "shift.json").read_text())["evaluations"]
@@ -263,11 +263,11 @@ def test_shift_prints_a_table_and_writes_records_and_curves(untrained, capsys):
         assert np.asarray(picture.convert("L")).std() > 5
 
 
-def test_shift_shows_a_calibrator_beside_the_model(untrained, capsys):
+def test_shift_shows_a_calibrator_beside_the_model(untrained):
     text = {"densecal": "calibrator", "version": 1, "method": "temperature", "classes": 1, "temperature": 4.0}
     (untrained / "hot.json").write_text(json.dumps(text))
     arguments = ("shift", untrained / "run", untrained / "scenes", "--device", "cpu", "--json", untrained / "s.json")
-    code, _, err = run(*arguments, "--calibrator", untrained / "hot.json", capsys=capsys)
+    code, _, err = run(*arguments, "--calibrator", untrained / "hot.json")
     assert code == 0, err
     plain, hot = json.loads((untrained / "s.json").read_text())["evaluations"]
     assert hot["name"] == "run with hot"
@@ -279,7 +279,7 @@ def test_shift_shows_a_calibrator_beside_the_model(untrained, capsys):
             assert here["mean_confidence"] > there["mean_confidence"]
 
 
-def test_shift_needs_masks(untrained, capsys):
-    code, _, err = run("shift", untrained / "run", untrained / "scenes" / "images", capsys=capsys)
+def test_shift_needs_masks(untrained):
+    code, _, err = run("shift", untrained / "run", untrained / "scenes" / "images")
     assert code == 2
     assert "images without masks" in err

@@ -212,12 +212,18 @@ def beta():
 
 
 def isotonic():
-    """Points far out on the lower side, where an over-confident model's pixels are."""
+    """Points far out on both sides, where an over-confident model's pixels are."""
     made = posthoc.create("isotonic")
-    x, y = [1e-16, 1e-12, 1e-9, 1e-6, 0.5, 0.9, 0.999], [0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0]
-    made.set_table("x", x)
+    z, y = np.array([-37, -28, -21, -14, 0, 2, 7, 14, 21, 28, 37]), np.linspace(0, 1, 11)
+    made.set_table("z", z)
     made.set_table("y", y)
-    return made, lambda z: np.interp(expit(z), x, y)
+
+    def expected(at):
+        # above 0.5 the same function of 1 - p, whose floats reach as far as those of p do below
+        low, high = np.interp(expit(at), expit(z), y), np.interp(-expit(-at), -expit(-z), y)
+        return np.where(at < 0, low, high)
+
+    return made, expected
 
 
 def histogram():
@@ -265,13 +271,14 @@ def test_every_calibrator_goes_into_the_file(name, classes, kind, tmp_path):
     assert made.any_size
     assert made.difference < TOLERANCE
     assert made.on_steps < 20
-    images = noise(2, 3, 61, 90, seed=1)
-    unit = torch.from_numpy(images / 255.0)
-    with torch.no_grad():
-        expected = calibrator.double()(model(unit.float()).double(), unit).numpy()
-    fed = images / 255.0 if kind == "unit" else (images / 255.0 - MEAN) / STD
-    wrong = np.abs(probabilities(tmp_path / "model.onnx", fed.astype(np.float32)) - expected) > TOLERANCE
-    assert wrong.mean() <= (0.001 if name in ("histogram", "selective") else 0)
+    for size in ((61, 90), (3, 1)):
+        images = noise(2, 3, *size, seed=1)
+        unit = torch.from_numpy(images / 255.0)
+        with torch.no_grad():
+            expected = calibrator.double()(model(unit.float()).double(), unit).numpy()
+        fed = images / 255.0 if kind == "unit" else (images / 255.0 - MEAN) / STD
+        wrong = np.abs(probabilities(tmp_path / "model.onnx", fed.astype(np.float32)) - expected) > TOLERANCE
+        assert wrong.mean() <= (0.001 if name in ("histogram", "selective") else 0)
 
 
 # ------------------------------------------------------------------ the comparison

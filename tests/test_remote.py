@@ -17,7 +17,8 @@ from densecal import remote
 from densecal.data import open_source
 from densecal.prediction import Predictor, predict
 from densecal.training.config import load_config
-from tests.test_evaluate import make_pair, run, to_levels
+from tests.running import run
+from tests.test_evaluate import make_pair, to_levels
 
 memory = fsspec.filesystem("memory")
 
@@ -56,29 +57,29 @@ def test_a_url_survives_being_a_path() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_evaluate_reads_and_writes_urls(bucket: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_reads_and_writes_urls(bucket: Path, kind: str) -> None:
     root = "memory://bucket" if kind == "memory" else f"file://{bucket}"
     names = ("--name", "n", "--dataset", "d", "--workers", 1)
     assert run("evaluate", bucket / "maps", bucket / "masks", "--json", bucket / "local.json", *names)[0] == 0
-    code, _, err = run("evaluate", f"{root}/maps", f"{root}/masks", "--json", f"{root}/out.json", *names, capsys=capsys)
+    code, _, err = run("evaluate", f"{root}/maps", f"{root}/masks", "--json", f"{root}/out.json", *names)
     assert code == 0, err
     written = memory.cat_file("/bucket/out.json") if kind == "memory" else (bucket / "out.json").read_bytes()
     assert written == (bucket / "local.json").read_bytes()
     assert json.loads(written)["images"] == 4
 
 
-def test_arrays_are_read_from_urls(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrays_are_read_from_urls(bucket: Path) -> None:
     for i in range(4):
         stream = io.BytesIO()
         np.save(stream, make_pair(i)[0])
         memory.pipe_file(f"/bucket/floats/im {i}.npy", stream.getvalue())
-    code, _, err = run("evaluate", "memory://bucket/floats", bucket / "masks", "--workers", 1, capsys=capsys)
+    code, _, err = run("evaluate", "memory://bucket/floats", bucket / "masks", "--workers", 1)
     assert code == 0, err
 
 
-def test_a_missing_folder_and_an_unknown_scheme_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_and_an_unknown_scheme_are_one_line() -> None:
     for place, expected in (("memory://nowhere/maps", "no such folder"), ("nonsense://x/maps", "rotocol")):
-        code, _, err = run("evaluate", place, place, capsys=capsys)
+        code, _, err = run("evaluate", place, place)
         assert code == 2
         assert len(err.splitlines()) == 1
         assert expected in err
@@ -107,12 +108,12 @@ def test_sources_open_folders_zips_and_lists_by_url(bucket: Path) -> None:
             np.testing.assert_array_equal(source.mask(name), on_disk.mask(name))
 
 
-def test_data_pack_reads_urls(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_pack_reads_urls(bucket: Path) -> None:
     pack = ("data", "pack", "memory://bucket/photos", "memory://bucket/masks", "--size", 32, "--workers", 1)
-    code, out, err = run(*pack, "--out", bucket / "packed", capsys=capsys)
+    code, out, err = run(*pack, "--out", bucket / "packed")
     assert code == 0, err
     assert "4 samples, rebuilt" in out
-    code, out, _ = run(*pack, "--out", bucket / "packed", capsys=capsys)
+    code, out, _ = run(*pack, "--out", bucket / "packed")
     assert "up to date" in out
 
 

@@ -14,13 +14,13 @@ from PIL import Image
 from torch import nn
 from torch.nn.functional import interpolate
 
-from densecal import cli
 from densecal.ensembles import load_ensemble, with_mc_dropout
 from densecal.errors import InputError
 from densecal.models import build
 from densecal.prediction import Predictor, load_predictor, predict
 from densecal.tiling import Tiling
 from densecal.training import checkpoint
+from tests.running import run
 from tests.training.common import environment, small_config
 
 SIDES = st.integers(1, 700)
@@ -201,24 +201,6 @@ def test_large_images_come_a_few_at_a_time_and_a_note_says_that_they_were_resize
 
 
 @pytest.fixture
-def run(capsys):
-    """The command in this process: exit code and stderr."""
-
-    def run(*arguments):
-        before, sys.argv = sys.argv, ["densecal", *map(str, arguments)]
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            sys.argv = before
-        return code, capsys.readouterr().err
-
-    return run
-
-
-@pytest.fixture
 def runs(tmp_path):
     """Two untrained runs with dropout, and a photograph of 150 x 200."""
     paths = []
@@ -235,11 +217,11 @@ def runs(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "ensemble", "mc-dropout"])
-def test_predict_in_tiles(runs, tmp_path, run, kind):
+def test_predict_in_tiles(runs, tmp_path, kind):
     options = {"plain": [], "ensemble": ["--ensemble", runs[1]], "mc-dropout": ["--mc-dropout", 2]}[kind]
     out = tmp_path / "maps"
     shared = ("predict", runs[0], tmp_path / "photos", "--out", out, "--tile", 64, "--overlap", 32, "--device", "cpu")
-    assert run(*shared, "--format", "npy", "--uncertainty", *options) == (0, "")
+    assert run(*shared, "--format", "npy", "--uncertainty", *options)[::2] == (0, "")
     p = np.load(out / "a.b.npy")
     assert (p.shape, p.dtype) == ((150, 200), np.float32)
     loaded = load_ensemble(runs, "cpu") if kind == "ensemble" else load_predictor(runs[0], "cpu")
@@ -251,7 +233,7 @@ def test_predict_in_tiles(runs, tmp_path, run, kind):
     q = p.astype(np.float64)
     h = -(q * np.log2(q) + (1 - q) * np.log2(1 - q))
     np.testing.assert_allclose(np.load(out / "entropy" / "a.b.npy"), h, atol=1e-6)
-    assert run(*shared, *options) == (0, "")
+    assert run(*shared, *options)[::2] == (0, "")
     levels = np.asarray(Image.open(out / "a.b.png"))
     np.testing.assert_array_equal(levels, np.rint(q * 65535))
 
@@ -268,8 +250,8 @@ def test_predict_in_tiles(runs, tmp_path, run, kind):
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_line(runs, tmp_path, run, options, match):
-    code, error = run("predict", runs[0], tmp_path / "photos", "--out", tmp_path / "maps", *options)
+def test_what_cannot_be_done_is_one_line(runs, tmp_path, options, match):
+    code, _, error = run("predict", runs[0], tmp_path / "photos", "--out", tmp_path / "maps", *options)
     assert code == 2
     assert match in error
     assert error.count("\n") == 1

@@ -92,10 +92,14 @@ def alpha_figure() -> Figure:
     return figure
 
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
+    """Draw all of them from the folder of a demo."""
     both = json.loads((folder / "evaluation.json").read_text())["evaluations"]
     save(demo_figure(folder, both), "demo.png", 110)
     save(reliability_figure(both), "reliability.png")
     save(joint_figure(both), "joint.png")
     save(alpha_figure(), "alpha.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -234,6 +234,9 @@ class RunData:
         from densecal.training.feed import open_data, open_parts
 
         self.predictor: Predictor = load_predictor(run, device)
+        if self.predictor.calibrator is not None:
+            found = f"a run with its own {self.predictor.calibrator.method}"
+            raise InputError(run, found, f"its model without it, such as {run / 'checkpoints' / 'last'}")
         config = self.predictor.config.data
         self.classes = config.classes
         self.ignore_index = config.ignore_index if config.classes > 1 else VOID
@@ -279,6 +282,16 @@ class RunData:
                 f"{image.shape[1]} x {image.shape[0]} as its image",
             )  # fmt: skip
         return image, mask
+
+
+def fit_own(run: Path, progress: Progress | None = None) -> None:
+    """Fit the calibrator that a run's configuration names on its validation images, and keep it in the run folder."""
+    from densecal.prediction import CALIBRATOR
+
+    data = RunData(run / "checkpoints" / "last")
+    name = data.predictor.config.model.calibrator
+    assert name is not None
+    posthoc.save(fit(name, data, str(data.predictor.device), progress).calibrator, run / CALIBRATOR)
 
 
 def is_run(path: Path) -> bool:

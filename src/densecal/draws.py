@@ -25,7 +25,7 @@ def uniform(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 
     Returns:
         float32 tensor (B, count) on the device of ``index``; multiples of 2**-24, so every value is exact.
 
-    Example:
+    Examples:
         >>> a = uniform(0, 3, torch.tensor([5, 9]))
         >>> b = uniform(0, 3, torch.tensor([9]))
         >>> bool(a[1, 0] == b[0, 0])

@@ -27,7 +27,7 @@ def logits_of_mean(outputs: Iterable[Tensor]) -> Tensor:
     Args:
         outputs: Logits (B, C, ...) of each member; C is 1 for a sigmoid.
 
-    Example:
+    Examples:
         >>> float(logits_of_mean([torch.zeros(1, 1), torch.full((1, 1), 2.0)]).sigmoid())  # (0.5 + 0.8808) / 2
         0.6903985142707825
     """
@@ -88,12 +88,15 @@ def load_ensemble(runs: Sequence[Path], device: str = "auto") -> Predictor:
                 f"a model of {data.classes} classes on images of {data.size} pixels",
                 f"{first.classes} classes and {first.size} pixels, as in {runs[0]}",
             )
-    return members[0] if len(members) == 1 else replace(members[0], model=_Ensemble(m.model for m in members).eval())
+    if len(members) == 1:
+        return members[0]
+    # a member's calibrator does not fit their mean
+    return replace(members[0], model=_Ensemble(m.model for m in members).eval(), calibrator=None)
 
 
 def with_mc_dropout(predictor: Predictor, samples: int = 10, seed: int = 0) -> Predictor:
     """The same model with its dropout on, averaged over draws."""
-    return replace(predictor, model=mc_dropout(predictor.model, samples, seed).eval())
+    return replace(predictor, model=mc_dropout(predictor.model, samples, seed).eval(), calibrator=None)
 
 
 class _Ensemble(nn.Module):

@@ -98,7 +98,7 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
     Args:
         run: Run folder (its last checkpoint) or checkpoint folder.
         out: File to write, ``.onnx``.
-        calibrator: File of a calibrator to put behind the network.
+        calibrator: File of a calibrator to put behind the network; the run's own unless given.
         input: One of ``INPUTS``.
 
     Returns:
@@ -111,7 +111,7 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
     require_packages()
     predictor = load_predictor(run, "cpu")
     assert isinstance(predictor.model, SegmentationModel)
-    loaded = None if calibrator is None else posthoc.load(calibrator)
+    loaded = predictor.calibrator if calibrator is None else posthoc.load(calibrator)
     return export_model(predictor.model, out, predictor.config.data.size, loaded, input)
 
 
@@ -212,8 +212,8 @@ def probabilities(logits: Tensor, images: Tensor, calibrator: nn.Module | None) 
 class PreciseTails(TorchFunctionMode):
     """Writes sigmoid and its logarithm so that onnxruntime keeps their tails.
 
-    Its Sigmoid is 0 below -18, and the exporter's LogSigmoid is the logarithm of that, minus infinity. Isotonic and
-    beta calibration and the mean of EBMGSOD's maps tell logits of -20 and -30 apart.
+    Its Sigmoid is 0 below -18, and the exporter's LogSigmoid is the logarithm of that, minus infinity. Beta
+    calibration and the mean of EBMGSOD's maps tell logits of -20 and -30 apart.
     """
 
     def __torch_function__(

@@ -47,7 +47,7 @@ def max_alpha(beta: float) -> float:
 def technique_strength(name: str, num_classes: int = 1) -> float:
     """Return the full-scale beta of a technique.
 
-    Example:
+    Examples:
         >>> [technique_strength(name) for name in TECHNIQUES]
         [2.0, 1.5, 1.0, 1.0]
     """
@@ -83,7 +83,7 @@ def perturb(y: Tensor, beta: float | Tensor, num_classes: int = 1) -> Tensor:
     Raises:
         ValueError: A float beta outside its range.
 
-    Example:
+    Examples:
         >>> perturb(torch.tensor([0.0, 1.0]), 1.5)
         tensor([0.7500, 0.2500])
     """

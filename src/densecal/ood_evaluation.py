@@ -7,12 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from densecal.data.images import MAP_SUFFIXES
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Progress, nowhere, score_all
+from densecal.metrics.entropy import known
 from densecal.metrics.ood import separation
 from densecal.pairing import find_maps
 from densecal.remote import entries, is_folder
@@ -100,7 +98,7 @@ def ood_entry(record: Record, ood_record: Record) -> Record:
         positives; ``entropy`` and ``confidence``, each a histogram ``in`` and one ``out`` of 100 bins over [0, 1];
         ``record``.
     """
-    scores = separation(_image_entropies(record), _image_entropies(ood_record))
+    scores = separation(known(record["entropy"]["images"]), known(ood_record["entropy"]["images"]))
     return {
         "dataset": ood_record["dataset"],
         **asdict(scores),
@@ -111,9 +109,3 @@ def ood_entry(record: Record, ood_record: Record) -> Record:
         },
         "record": ood_record,
     }
-
-
-def _image_entropies(record: Record) -> NDArray[np.float64]:
-    """Of the images that have a valid pixel."""
-    entropies = np.array(record["entropy"]["images"], dtype=np.float64)
-    return np.asarray(entropies[~np.isnan(entropies)])

@@ -16,17 +16,21 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from densecal import posthoc
 from densecal.data import Source, open_source
 from densecal.data.images import MAX_PIXELS
 from densecal.errors import InputError
 from densecal.maps import FORMATS, write_map
 from densecal.models import build
+from densecal.posthoc import Calibrator
 from densecal.sharding import ALONE, Processes
 from densecal.tiling import Tiling
 from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 from densecal.training.feed import prefetched
 
+CALIBRATOR = "calibrator.json"
+"""In a run folder: the run's own calibrator."""
 LARGE_PIXELS = 1 << 24
 """Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
 _BAND_VALUES = 1 << 22
@@ -44,11 +48,13 @@ class Predictor:
         model: The network in evaluation mode.
         config: The configuration it was trained with.
         device: Where it is.
+        calibrator: Makes probabilities of its logits, in place of sigmoid or softmax.
     """
 
     model: nn.Module
     config: Config
     device: torch.device
+    calibrator: Calibrator | None = None
 
     @torch.inference_mode()
     def logits(self, images: list[Array]) -> list[Tensor]:
@@ -63,9 +69,8 @@ class Predictor:
 
     def probabilities(self, images: list[Array]) -> list[Tensor]:
         """Foreground probabilities (H, W), or class probabilities (K, H, W)."""
-        if self.config.data.classes == 1:
-            return [logits[0].sigmoid() for logits in self.logits(images)]
-        return [logits.softmax(dim=0) for logits in self.logits(images)]
+        found = [self._probabilities(logits) for logits in self.logits(images)]
+        return [p[0] for p in found] if self.config.data.classes == 1 else found
 
     def bands(self, images: list[Array]) -> Iterator[Bands]:
         """The same of every image in bands of rows."""
@@ -109,15 +114,20 @@ class Predictor:
         logits: Tensor = self.model(batch).float()
         return logits
 
-    @torch.inference_mode()
     def _squashed(self, logits: Tensor) -> NDArray[np.float32]:
-        """Probabilities of logits (..., classes, H, W)."""
-        p = logits.sigmoid() if self.config.data.classes == 1 else logits.softmax(dim=-3)
-        return np.asarray(p.cpu().numpy())
+        return np.asarray(self._probabilities(logits).cpu().numpy())
+
+    @torch.inference_mode()
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """Of logits (..., classes, H, W)."""
+        if self.calibrator is not None:
+            p: Tensor = self.calibrator(logits.reshape(-1, *logits.shape[-3:]))
+            return p.view_as(logits)
+        return logits.sigmoid() if self.config.data.classes == 1 else logits.softmax(dim=-3)
 
 
 def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
-    """Load the model of a run folder (its last checkpoint) or of a checkpoint folder."""
+    """Load the model of a run folder (its last checkpoint, with its calibrator) or of a checkpoint folder."""
     folder = checkpoint.find(run_or_checkpoint)
     found = checkpoint.load(folder)
     config = parse_config(found.meta.get("config"), str(folder / checkpoint.META))
@@ -138,7 +148,23 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
-    return Predictor(model.to(where).eval(), config, where)
+    calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
+    return Predictor(model.to(where).eval(), config, where, None if calibrator is None else calibrator.to(where))
+
+
+def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
+    """The calibrator that a run was to have."""
+    name, path = config.model.calibrator, run / CALIBRATOR
+    if name is None:
+        return None
+    if not path.is_file():
+        warnings.warn(f"{run} has not ended, so its {name} is not fitted yet", stacklevel=3)
+        return None
+    calibrator = posthoc.load(path)
+    if (calibrator.method, calibrator.num_classes) != (name, config.data.classes):
+        found = f"{calibrator.method} for {calibrator.num_classes} classes"
+        raise InputError(path, found, f"{name} for {config.data.classes}, as the run has")
+    return calibrator
 
 
 def predict(

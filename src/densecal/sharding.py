@@ -70,6 +70,28 @@ class Processes:
 ALONE = Processes()
 
 
+def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
+    """Make the process group where torchrun has started the processes of one machine again; else do nothing.
+
+    torchrun hands the store of the attempt before to the next one. A process that finds the address of a dead one there
+    waits for it until the timeout, so every attempt keeps its keys apart. Machines do not count attempts alike, so
+    for several of them the store must not be shared: ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.
+
+    Args:
+        backend: Of the process group.
+        timeout: How long a process waits for the others; the backend's own if ``None``.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1" or os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://"))
+    own = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
+
+
 @contextmanager
 def joined() -> Iterator[Processes]:
     """Join the processes that torchrun started; alone where it did not.
@@ -82,7 +104,9 @@ def joined() -> Iterator[Processes]:
         return
     from torch import distributed
 
-    distributed.init_process_group("gloo", timeout=PATIENCE)
+    join_after_restart("gloo", PATIENCE)
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", timeout=PATIENCE)
     processes = Processes(distributed.get_rank(), count, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     try:
         yield processes

@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ import densecal.demo
 import densecal.training.config
 from densecal.cli import app
 from densecal.data.scenes import generate, write
-from tests.test_evaluate import run
+from tests.running import run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,9 +37,8 @@ PAGES = [page for page in PAGES if "results/" not in page.as_posix().removeprefi
 ONLY_PARSED = {
     "benchmark examples/benchmark_duts.yaml": "trains eighteen networks on DUTS-TR",
     "benchmark examples/study_": "trains dozens of networks",
-    "benchmark docs/results/duts.yaml": "trains eighteen networks on DUTS-TR",
-    "calibrate fit local-temperature": "twenty passes of a network; tests/test_calibrate.py runs it",
-    "calibrate fit selective": "twenty passes of a network; tests/test_calibrate.py runs it",
+    "benchmark docs/results/": "trains networks on DUTS-TR or CamVid for hours on a CPU",
+    "train sod --out runs/sod": "needs MLflow; tests/integrations/test_loggers.py trains with a stand-in for it",
 }
 """Beginnings of commands, and why they are not run."""
 SLOW = ("demo", "benchmark examples/benchmark_scenes.yaml", "report runs/", "export ")
@@ -45,13 +46,14 @@ SLOW = ("demo", "benchmark examples/benchmark_scenes.yaml", "report runs/", "exp
 FOUND_WRONG = ("data check",)
 """May answer with exit code 1: the generated sets have fewer images than the published ones they are called after."""
 OTHERS = {
-    "make": "run by CI",
+    "make": "`demo` is the quick start's command, run below; the others are run by CI",
     "pip": "needs the network",
     "python": "scripts; those of docs/tools and examples have tests of their own",
-    "torchrun": "tests/test_sharding.py starts it; here its command is parsed",
+    "torchrun": "evaluate and predict are run below; training by several is tests/test_output_folders.py's",
     "srun": "needs SLURM; here its command is parsed",
     "pytest": "the tests themselves",
 }
+"""Programs that are not ours, and what becomes of their commands."""
 SMALL = [
     "data.size=32", "optim.batch=2", "optim.lr=0.01", "model.arch=unet", "model.encoder=mobilenetv3_small_050",
     "model.weights=null", "data.cache=packed", "engine.devices=1", "engine.precision=32-true", "engine.loggers=[]",
@@ -61,20 +63,22 @@ SMALL = [
 
 def blocks(text: str) -> list[str]:
     """Fenced blocks that are not of another language than the shell's, and indented ones."""
-    fenced = re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    unfenced = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return fenced + re.findall(r"(?:^    .*\n)+", unfenced, flags=re.MULTILINE)
+    # all fences are paired, those of other languages too: the end of one looks like the beginning of the next
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    fenced = [content for language, content in fence.findall(text) if language in ("", "sh", "bash", "console")]
+    return fenced + re.findall(r"(?:^    .*\n)+", fence.sub("", text), flags=re.MULTILINE)
 
 
 def commands(page: Path) -> list[str]:
-    """The commands of a page in order, without prompts and comments."""
+    """The commands of a page in order, without prompts, comments and synopses; then those within its sentences."""
+    text = page.read_text(encoding="utf-8")
     found = []
-    for block in blocks(page.read_text(encoding="utf-8")):
+    for block in blocks(text):
         for line in block.replace("\\\n", " ").splitlines():
             words = line.strip().removeprefix("$ ")
-            if words.split(" ")[0] in ("densecal", *OTHERS) and not re.search(r"[\[|]\w|RUN_OR|PRED_DIR| ARCH ", words):
+            if words.split(" ")[0] in ("densecal", *OTHERS) and not re.search(r" \[-|RUN_OR|PRED_DIR| ARCH ", words):
                 found.append(re.sub(r"\s+# .*$", "", words))
-    return found
+    return found + re.findall(r"`(densecal [^`\n]+ --out [^`\n]+)`", text)
 
 
 EVERY = [(page, command) for page in PAGES for command in commands(page)]
@@ -228,11 +232,11 @@ def pages(*, slow: bool) -> list[object]:
     return [pytest.param(own, id=page) for page, own in chosen.items() if own]
 
 
-def execute(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def execute(command: str, folder: Path) -> None:
     words = [word.replace("/data/", f"{folder}/data/") for word in shlex.split(command)]
     if "--out" in words and words[0] in ("train", "benchmark"):  # an earlier command's, whose folder this one makes
         shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
-    code, out, err = run(*words, capsys=capsys)
+    code, out, err = run(*words)
     allowed = (0, 1) if starts(command, FOUND_WRONG) else (0,)
     assert code in allowed, f"densecal {command}\n{out[-2000:]}\n{err[-2000:]}"
     for option in ("--out", "--json", "--figures", "--csv", "--latex"):
@@ -252,16 +256,52 @@ def sandbox(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.parametrize("commands", pages(slow=False))
-def test_runs(commands: list[str], sandbox: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs(commands: list[str], sandbox: Path) -> None:
     for command in commands:
-        execute(command, sandbox, capsys)
+        execute(command, sandbox)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("commands", pages(slow=True))
-def test_runs_slowly(commands: list[str], sandbox: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_slowly(commands: list[str], sandbox: Path) -> None:
     for command in commands:
-        execute(command, sandbox, capsys)
+        execute(command, sandbox)
+
+
+TORCHRUN = sorted({command for _, command in EVERY if starts(command, ["torchrun "]) and " train " not in command})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", TORCHRUN)
+def test_torchrun_runs(command: str, sandbox: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]]
+    done = subprocess.run(launcher, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_pages_are_drawn_from_the_demo(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/tools"))
+    import make_figures  # type: ignore[import-not-found]
+
+    assert run("demo", "--out", "demo")[0] == 0
+    monkeypatch.setattr(make_figures, "IMAGES", sandbox / "drawn")
+    make_figures.main(sandbox / "demo")
+    drawn = {path.name for path in (sandbox / "drawn").iterdir()}
+    shown = {name for page in PAGES for name in re.findall(r"images/(\w+\.png)\)", page.read_text(encoding="utf-8"))}
+    assert len(drawn) == 4
+    assert drawn <= shown
+
+
+def test_tests_that_the_pages_name_exist() -> None:
+    named = [found for page in PAGES for found in re.findall(r"`pytest ([^`]+)`", page.read_text(encoding="utf-8"))]
+    assert len(named) > 3
+    for arguments in named:
+        words = shlex.split(arguments)
+        (path,) = (ROOT / word for word in words if word.startswith("tests/"))
+        chosen = words[words.index("-k") + 1] if "-k" in words else ""
+        assert re.search(rf"^def test_\w*{chosen}", path.read_text(encoding="utf-8"), flags=re.MULTILINE), arguments
 
 
 def test_every_reason_is_needed() -> None:

@@ -14,9 +14,8 @@ from densecal.methods import create
 from densecal.methods.adafocal import bin_gaps, equal_mass_edges, updated_gamma
 from densecal.metrics import CalibrationMeter
 from densecal.metrics.curves import Atoms
-from tests.methods.test_protocol import NoSync, forbid
+from tests.methods.common import batch
 
-VOID = 255
 DEFAULTS = {"lam": 1.0, "gamma_min": -2.0, "gamma_max": 20.0, "s_th": 0.2}
 
 
@@ -30,12 +29,6 @@ def taught(classes: int = 1, bins: int = 5):
     method.gamma.copy_(torch.tensor([3.0, -0.5, 0.7, -1.5, 1.2]))
     method.edges.copy_(torch.tensor([0.1, 0.3, 0.5, 0.6, 0.8, 0.95]))
     return method
-
-
-def batch(classes: int, count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    if classes == 1:
-        return 2 * torch.randn(count, 1, 6, 7), (torch.rand(count, 1, 6, 7) > 0.4).float()
-    return 2 * torch.randn(count, classes, 6, 7), torch.randint(classes, (count, 6, 7))
 
 
 def validation(z: torch.Tensor, y: torch.Tensor, classes: int = 1):
@@ -178,76 +171,6 @@ def test_the_gradient_is_that_of_the_definition(classes):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_two_softmax_classes_are_one_sigmoid_logit():
-    z, y = batch(1)
-    two = torch.cat([torch.zeros_like(z), z], dim=1).requires_grad_()
-    z.requires_grad_()
-    binary, softmax = taught().loss(z, y), taught(2).loss(two, y[:, 0].long())
-    torch.testing.assert_close(softmax, binary, rtol=1e-5, atol=1e-6)
-    binary.backward()
-    softmax.backward()
-    torch.testing.assert_close(two.grad[:, 1:], z.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_void_pixels_padding_and_weights(classes):
-    z, y = batch(classes)
-    method = taught(classes)
-    expected = method.loss(z[:3], y[:3])
-    torch.testing.assert_close(method.loss(z, y, torch.tensor([1.0, 1, 1, 0, 0])), expected)
-    twice = method.loss(z[[0, 1, 1]], y[[0, 1, 1]])
-    torch.testing.assert_close(method.loss(z[:2], y[:2], torch.tensor([1.0, 2.0])), twice)
-    y[3:] = VOID
-    torch.testing.assert_close(method.loss(z, y), expected)
-    garbage = z.clone()
-    garbage[3:] = 50 * torch.randn_like(z[3:])
-    garbage.requires_grad_()
-    loss = method.loss(garbage, y)
-    assert torch.equal(loss, method.loss(z, y))
-    loss.backward()
-    assert garbage.grad[3:].eq(0).all()
-    assert garbage.grad[:3].ne(0).any()
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-@pytest.mark.parametrize("scale", [60.0, 200.0, 0.0])
-@pytest.mark.parametrize("labels", ["right", "wrong", "void"])
-def test_the_gradient_is_finite_at_saturation_and_at_the_tie(classes, scale, labels):
-    signs, y = batch(classes)
-    z = (scale * signs.sign()).requires_grad_()
-    if labels == "void":
-        y = torch.full_like(y, VOID)
-    else:
-        best = (z > 0).float() if classes == 1 else z.argmax(dim=1)
-        y = best if labels == "right" else (1 - best if classes == 1 else (best + 1) % classes)
-    loss = taught(classes).loss(z, y)
-    loss.backward()
-    assert loss.isfinite()
-    assert z.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_autocast_and_half_precision_logits_compute_in_float32(classes):
-    z, y = batch(classes)
-    z = z.bfloat16()
-    method = taught(classes)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = method.loss(z, y)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, method.loss(z.float(), y))
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_a_step_reads_no_tensor_on_the_host(classes, monkeypatch):
-    method = taught(classes)
-    z, y = batch(classes)
-    z.requires_grad_()
-    weight = torch.ones(5)
-    with monkeypatch.context() as patch, NoSync():
-        forbid(patch)
-        method.loss(z, y, weight).backward()
-
-
 def test_bins_and_gammas_survive_a_state_dict():
     z, y = batch(1)
     straight, resumed = make(), make()
@@ -270,20 +193,3 @@ def test_bins_and_gammas_survive_a_state_dict():
 
 def test_statistics_summarise_gamma():
     assert taught().statistics() == pytest.approx({"gamma_min": -1.5, "gamma_mean": 0.58, "gamma_max": 3.0})
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("bins", 0),
-        ("lam", -1.0),
-        ("gamma_init", 30.0),
-        ("gamma_init", math.nan),
-        ("gamma_max", 0.1),
-        ("gamma_min", 0.5),
-        ("s_th", -0.1),
-    ],
-)
-def test_a_bad_value_is_refused_by_its_option_name(option, value):
-    with pytest.raises(ValueError, match=f"{option}: found"):
-        make(**{option: value})

@@ -1,4 +1,4 @@
-"""MMCE: the vectors, the kernel form against its matrix, which pixels are drawn, void, padding, saturation."""
+"""MMCE: the vectors, the kernel form against its matrix, which pixels are drawn."""
 
 import math
 
@@ -10,19 +10,11 @@ from hypothesis import strategies as st
 
 from densecal.methods import create
 from densecal.methods.mmce import draw_pixels, kernel_form, mmce_squared, rooted, weighted_mmce_squared
-from tests.methods.test_protocol import NoSync, forbid
-
-VOID = 255
+from tests.methods.common import batch
 
 
 def make(classes: int = 1, **options):
     return create("mmce", **{"num_samples": 9, "num_classes": classes, **options})
-
-
-def batch(classes: int, count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    if classes == 1:
-        return 2 * torch.randn(count, 1, 6, 7), (torch.rand(count, 1, 6, 7) > 0.4).float()
-    return 2 * torch.randn(count, classes, 6, 7), torch.randint(classes, (count, 6, 7))
 
 
 def matrix_form(c: torch.Tensor, u: torch.Tensor, width: float) -> torch.Tensor:
@@ -109,17 +101,6 @@ def test_four_classes_agree_with_the_definition():
     assert loss == pytest.approx(brute_force(flat, y.flatten().numpy()), abs=1e-5)
 
 
-def test_two_softmax_classes_are_one_sigmoid_logit():
-    z, y = batch(1)
-    two = torch.cat([torch.zeros_like(z), z], dim=1).requires_grad_()
-    z.requires_grad_()
-    binary, softmax = make().loss(z, y), make(2).loss(two, y[:, 0].long())
-    torch.testing.assert_close(softmax, binary, rtol=1e-5, atol=1e-6)
-    binary.backward()
-    softmax.backward()
-    torch.testing.assert_close(two.grad[:, 1:], z.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_a_draw_takes_half_of_each_stratum_or_all_there_is():
     keys, correct = torch.rand(3, 1000), torch.rand(3, 1000) < 0.99
     allowed = torch.rand(3, 1000) < 0.9
@@ -163,89 +144,3 @@ def test_drawn_pixels_estimate_the_term_of_all():
     error = np.std(found) / math.sqrt(40)
     assert error > 0
     assert abs(np.mean(found) - every) < 4 * error + 0.003  # the bias of the pairs i = j and of the root
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_void_pixels_change_nothing(classes):
-    z, y = batch(classes)
-    void = torch.zeros(5, 6, 7, dtype=torch.bool)
-    void[:, 4:] = True
-    y = torch.where(void[:, None] if classes == 1 else void, VOID, y)
-    garbage = torch.where(void[:, None], 50 * torch.randn_like(z), z).requires_grad_()
-    method = make(classes)
-    loss = method.loss(garbage, y)
-    torch.testing.assert_close(loss, method.loss(z[:, :, :4], y[..., :4, :]))
-    assert torch.equal(loss, method.loss(z, y))
-    loss.backward()
-    assert garbage.grad[:, :, 4:].eq(0).all()
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_padding_and_images_of_void_change_nothing_and_weights_count(classes):
-    z, y = batch(classes)
-    method = make(classes)
-    expected = method.loss(z[:3], y[:3])
-    torch.testing.assert_close(method.loss(z, y, torch.tensor([1.0, 1, 1, 0, 0])), expected)
-    twice = method.loss(z[[0, 1, 1]], y[[0, 1, 1]])
-    torch.testing.assert_close(method.loss(z[:2], y[:2], torch.tensor([1.0, 2.0])), twice)
-    y[3:] = VOID
-    torch.testing.assert_close(method.loss(z, y), expected)
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-@pytest.mark.parametrize("scale", [60.0, 200.0, 0.0])
-@pytest.mark.parametrize("labels", ["right", "wrong", "mixed", "void"])
-def test_the_gradient_is_finite_at_saturation_and_at_the_tie(classes, scale, labels):
-    signs, y = batch(classes)
-    z = (scale * signs.sign()).requires_grad_()
-    if labels in ("right", "wrong"):
-        best = (z > 0).float() if classes == 1 else z.argmax(dim=1)
-        y = best if labels == "right" else (1 - best if classes == 1 else (best + 1) % classes)
-    elif labels == "void":
-        y = torch.full_like(y, VOID)
-    method = make(classes)
-    loss = method.loss(z, y)
-    loss.backward()
-    assert loss.isfinite()
-    assert z.grad.isfinite().all()
-    if labels != "mixed":
-        assert loss == create("bce", num_samples=9, num_classes=classes).loss(z, y)
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_autocast_and_half_precision_logits_compute_in_float32(classes):
-    z, y = batch(classes)
-    z = z.bfloat16()
-    method = make(classes)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = method.loss(z, y)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, method.loss(z.float(), y))
-
-
-@pytest.mark.parametrize("classes", [1, 4])
-def test_a_step_reads_no_tensor_on_the_host(classes, monkeypatch):
-    method = make(classes)
-    z, y = batch(classes)
-    z.requires_grad_()
-    weight, index = torch.ones(5), torch.arange(5)
-    with monkeypatch.context() as patch, NoSync():
-        forbid(patch)
-        method.loss(z, method.prepare(z, y, index)[1], weight).backward()
-
-
-def test_soft_masks_are_binarised_in_the_term_only():
-    z, y = batch(1)
-    soft, bce = 0.8 * y + 0.1, create("bce", num_samples=9)
-    terms = [make().loss(z, mask) - bce.loss(z, mask) for mask in (y, soft)]
-    torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-6)
-    assert make(weight=0.0).loss(z, soft) == bce.loss(z, soft)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("width", 0.0), ("width", math.inf), ("weight", -1.0), ("pixels", 1), ("pixels", 10.5)],
-)
-def test_a_bad_value_is_refused_by_its_option_name(option, value):
-    with pytest.raises(ValueError, match=f"{option}: found"):
-        make(**{option: value})

@@ -1,4 +1,4 @@
-"""Losses beside cross entropy: the vectors, brute force for K classes, void, padding, saturation, two classes."""
+"""Losses beside cross entropy: the vectors, and brute force for K classes."""
 
 import json
 import math
@@ -17,9 +17,8 @@ from densecal.methods.mbls import binary_margin_penalty
 from densecal.methods.ml1_ace import l1_ace
 from densecal.methods.s_avuc import avuc_counts, mixed_entropy, soft_avuc
 from densecal.methods.soft_ece import soft_binned_ece
-from tests.methods.test_protocol import NoSync, forbid
+from tests.methods.common import batch
 
-VOID = 255
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parents[1] / "vectors.json").read_text())}
 METHODS = ["brier", "focal", "flsd", "confidence-penalty", "mbls", "ml1-ace", "soft-ece", "s-avuc"]
 # Small logits would leave the margin of 10 without effect.
@@ -40,12 +39,6 @@ def expected(name: str) -> dict:
 
 def image(values: torch.Tensor) -> torch.Tensor:
     return values.reshape(1, 1, 4, -1)
-
-
-def batch(classes: int, count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    if classes == 1:
-        return 2 * torch.randn(count, 1, 6, 7), (torch.rand(count, 1, 6, 7) > 0.4).float()
-    return 2 * torch.randn(count, classes, 6, 7), torch.randint(classes, (count, 6, 7))
 
 
 def exact(value: float):
@@ -188,114 +181,10 @@ def test_four_classes_agree_with_the_definition(name):
     assert loss == single(brute_force(name, z.double().flatten(2).numpy(), y.flatten(1).numpy()))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_two_softmax_classes_are_one_sigmoid_logit(name):
-    z, y = batch(1)
-    two = torch.cat([torch.zeros_like(z), z], dim=1)
-    z.requires_grad_()
-    two.requires_grad_()
-    binary = (2 if name == "brier" else 1) * make(name).loss(z, y)
-    softmax = make(name, num_classes=2).loss(two, y[:, 0].long())
-    torch.testing.assert_close(softmax, binary, rtol=1e-5, atol=1e-6)
-    binary.backward()
-    softmax.backward()
-    torch.testing.assert_close(two.grad[:, 1:], z.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-def test_void_pixels_change_nothing(name, classes):
-    z, y = batch(classes)
-    void = torch.zeros(5, 6, 7, dtype=torch.bool)
-    void[:, 4:] = True
-    y = torch.where(void[:, None] if classes == 1 else void, VOID, y)
-    garbage = torch.where(void[:, None], 50 * torch.randn_like(z), z).requires_grad_()
-    method = make(name, num_classes=classes)
-    loss = method.loss(garbage, y)
-    torch.testing.assert_close(loss, method.loss(z[:, :, :4], y[..., :4, :]))
-    assert torch.equal(loss, method.loss(z, y))
-    loss.backward()
-    assert garbage.grad[:, :, 4:].eq(0).all()
-    assert garbage.grad[:, :, :4].ne(0).any()
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-def test_padding_samples_and_images_of_void_change_nothing(name, classes):
-    z, y = batch(classes)
-    method = make(name, num_classes=classes)
-    expected = method.loss(z[:3], y[:3])
-    torch.testing.assert_close(method.loss(z, y, torch.tensor([1.0, 1, 1, 0, 0])), expected)
-    y[3:] = VOID
-    torch.testing.assert_close(method.loss(z, y), expected)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-def test_a_sample_of_weight_two_counts_twice(name, classes):
-    z, y = batch(classes, count=2)
-    method = make(name, num_classes=classes)
-    twice = method.loss(z[[0, 1, 1]], y[[0, 1, 1]])
-    torch.testing.assert_close(method.loss(z, y, torch.tensor([1.0, 2.0])), twice)
-    assert not torch.isclose(method.loss(z, y), twice, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-@pytest.mark.parametrize("scale", [60.0, 200.0, 0.0])
-@pytest.mark.parametrize("labels", ["right", "wrong", "mixed", "void"])
-def test_the_gradient_is_finite_at_saturation_and_at_the_tie(name, classes, scale, labels):
-    signs, y = batch(classes)
-    z = (scale * signs.sign()).requires_grad_()
-    if labels in ("right", "wrong"):
-        best = (z > 0).float() if classes == 1 else z.argmax(dim=1)
-        y = best if labels == "right" else (1 - best if classes == 1 else (best + 1) % classes)
-    elif labels == "void":
-        y = torch.full_like(y, VOID)
-    loss = make(name, num_classes=classes).loss(z, y)
-    loss.backward()
-    assert loss.isfinite()
-    assert z.grad.isfinite().all()
-
-
 def test_a_small_gamma_has_a_finite_gradient_at_saturation():
     z = torch.tensor([60.0, -60.0, 200.0, -200.0]).view(1, 1, 2, 2).requires_grad_()
     make("focal", gamma=0.5).loss(z, (z > 0).float()).backward()
     assert z.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-def test_autocast_and_half_precision_logits_compute_in_float32(name, classes):
-    z, y = batch(classes)
-    z = z.bfloat16()
-    method = make(name, num_classes=classes)
-    plain = method.loss(z.float(), y)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = method.loss(z, y)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, plain)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("classes", [1, 4])
-def test_a_step_reads_no_tensor_on_the_host(name, classes, monkeypatch):
-    method = make(name, num_classes=classes)
-    z, y = batch(classes)
-    z.requires_grad_()
-    weight = torch.ones(5)
-    with monkeypatch.context() as patch, NoSync():
-        forbid(patch)
-        method.loss(z, y, weight).backward()
-
-
-@pytest.mark.parametrize("name", ["ml1-ace", "soft-ece", "s-avuc"])
-def test_soft_masks_are_binarised_in_the_calibration_term_only(name):
-    z, y = batch(1)
-    soft = 0.8 * y + 0.1
-    terms = [make(name).loss(z, mask) - make("bce").loss(z, mask) for mask in (y, soft)]
-    torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-6)
-    assert make(name, weight=0.0).loss(z, soft) == make("bce").loss(z, soft)
 
 
 def test_flsd_chooses_gamma_from_the_binarised_mask():
@@ -303,28 +192,3 @@ def test_flsd_chooses_gamma_from_the_binarised_mask():
     y = torch.tensor([0.8, 0.2]).view(1, 1, 1, 2)
     torch.testing.assert_close(make("flsd").loss(z, y), make("focal", gamma=5.0).loss(z, y))
     torch.testing.assert_close(make("flsd").loss(-z, y), make("focal", gamma=3.0).loss(-z, y))
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [
-        ("focal", "gamma", -1.0),
-        ("focal", "gamma", math.nan),
-        ("confidence-penalty", "weight", -0.1),
-        ("mbls", "margin", -1.0),
-        ("mbls", "weight", math.inf),
-        ("ml1-ace", "bins", 0),
-        ("ml1-ace", "weight", -1.0),
-        ("soft-ece", "bins", 1.5),
-        ("soft-ece", "temperature", 0.0),
-        ("soft-ece", "norm", 0.5),
-        ("soft-ece", "weight", -1.0),
-        ("s-avuc", "kappa", 0.0),
-        ("s-avuc", "kappa", 1.0),
-        ("s-avuc", "temperature", -1.0),
-        ("s-avuc", "weight", -1.0),
-    ],
-)
-def test_a_bad_value_is_refused_by_its_option_name(name, option, value):
-    with pytest.raises(ValueError, match=f"{option}: found"):
-        make(name, **{option: value})

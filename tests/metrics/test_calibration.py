@@ -429,11 +429,21 @@ def test_shapes_name_one_image_or_a_batch():
         ([0.5, 0.5], [0.0, 255.0], "expected 0 to 1"),
         ([0.5, 0.5], [1], "same shape"),
         ([0.5, 0.5], [-1, 1], "expected 0 to 1"),
+        ([0.5, 0.5], [-1.0, 1.0], "expected 0 to 1"),
+        ([0.5, 0.5], [float("nan"), 1.0], "expected 0 to 1"),
     ],
 )
 def test_bad_input_is_named(p, y, message):
-    with pytest.raises(ValueError, match=message):
-        calibration_errors(torch.tensor(p), torch.tensor(y))
+    for void in (None, 7):
+        with pytest.raises(ValueError, match=message):
+            calibration_errors(torch.tensor(p), torch.tensor(y), ignore_index=void)
+
+
+@pytest.mark.parametrize("void", [255, -1])
+def test_soft_masks_may_hold_void(void):
+    p, y = torch.tensor([0.9, 0.8, 0.2, 0.6]), torch.tensor([1.0, void, 0.3, 0.7])
+    result = calibration_errors(p, y, ignore_index=void)
+    assert (result.pixels, result.accuracy) == (3, 1.0)
 
 
 def test_bad_calls_are_refused():

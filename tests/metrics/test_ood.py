@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from densecal.metrics.entropy import BINS, EntropySums, binary_entropy
+from densecal.metrics.entropy import BINS, EntropySums, binary_entropy, known
 from densecal.metrics.ood import auroc, fpr95, separation
 
 scores = st.lists(st.integers(0, 12).map(lambda v: v / 7), min_size=1, max_size=50)
@@ -99,3 +99,5 @@ def test_an_image_without_valid_pixels_has_no_entropy():
     sums.add_map(np.empty(0))
     assert np.isnan(sums.images[0])
     assert sums.histogram.sum() == 0
+    assert known([*sums.images, 0.25, None, 0.5]).tolist() == [0.25, 0.5]
+    assert known(sums.images).tolist() == []

@@ -77,6 +77,19 @@ def test_a_training_step_gets_two_maps_of_the_images_size_and_two_energies() -> 
 # Langevin
 
 
+def test_inputs_that_mixed_precision_has_halved_are_sampled_in_single_precision(network: EBMGSOD) -> None:
+    images, masks = torch.rand(2, 3, 64, 64), (torch.rand(2, 1, 64, 64) > 0.5).float()
+    noise = normal(0, 0, torch.arange(2), TRAINING_STREAM, 2 * 6 * 32).view(2, 2, 6, 32).half()
+    network.float()
+    with torch.no_grad():
+        expected = network(images, masks, noise.float())
+        with torch.autocast("cpu", torch.float16):
+            found = network(images.half(), masks.half(), noise)
+    assert found[2].dtype == found[3].dtype == torch.float32
+    torch.testing.assert_close(found[3], expected[3])  # the prior's samples do not depend on the network
+    torch.testing.assert_close(found[2], expected[2], atol=0.01, rtol=0.01)
+
+
 def test_the_energys_gradient_is_autograds() -> None:
     torch.manual_seed(0)
     prior = EnergyPrior().double()

@@ -1,13 +1,15 @@
 """The calibrators of one logit: the specification's vectors, other minimisers, and what holds for every input."""
 
 import copy
+from bisect import bisect_left
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import isotonic_regression, minimize
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, create
@@ -191,6 +193,52 @@ def test_isotonic_rises_and_is_calibrated_block_by_block(pixels):
     assert ((p - own) ** 2).sum() <= ((rivals - own) ** 2).sum(axis=1).min() + 1e-12
 
 
+def overconfident(count, seed=0):
+    """float32 logits to +-80 of pixels that are wrong one time in ten, and labels."""
+    rng = np.random.default_rng(seed)
+    z = rng.uniform(-80, 80, count).astype(np.float32)
+    return z, ((z > 0) ^ (rng.random(count) < 0.1 + 0.4 / (1 + np.abs(z)))).astype(int)
+
+
+def exact_sigmoid(z):
+    """In sixty digits, of which 34 tell 1 - 1e-35 from 1."""
+    return 1 / (1 + (-Decimal(float(z))).exp())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_isotonic_keeps_both_tails_in_float32(seed):
+    z, y = overconfident(400, seed)
+    fitted = create("isotonic").fit(histogram_of(z, y))
+    order = np.argsort(z)
+    values = isotonic_regression(y[order]).x
+    grid = np.sort(np.concatenate([z, np.linspace(-85, 85, 600)]).astype(np.float32))
+    expected = []
+    with localcontext(prec=60):
+        points = [exact_sigmoid(point) for point in z[order]]
+        for p in map(exact_sigmoid, grid):
+            right = bisect_left(points, p)
+            if right in (0, len(points)):
+                expected.append(values[0 if right == 0 else -1])
+                continue
+            share = (p - points[right - 1]) / (points[right] - points[right - 1])
+            expected.append(values[right - 1] + float(share) * (values[right] - values[right - 1]))
+    assert len(np.unique(values[z[order] > 40])) > 1
+    for dtype, accuracy in ((torch.float32, 1e-6), (torch.float64, 1e-13)):
+        found = fitted(torch.tensor(grid, dtype=dtype).view(1, 1, 1, -1)).flatten().numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=accuracy)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "histogram of equal mass"])
+def test_float32_and_float64_logits_give_the_same_far_out(name):
+    z, y = overconfident(3000)
+    options = {"mass": True} if name.endswith("mass") else {}
+    fitted = create(name.split()[0], **options).fit(histogram_of(z, y))
+    grid = torch.tensor(np.concatenate([z, np.linspace(-90, 90, 999), [-1e4, 1e4]]).astype(np.float32)).view(
+        1, 1, 1, -1
+    )
+    assert torch.allclose(fitted(grid), fitted(grid.double()).float(), rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["temperature"])
 def test_the_chosen_class_never_changes(name):
     z, y = honest(10_000, temperature=2.0)
@@ -213,6 +261,23 @@ def test_outputs_have_the_shape_and_type_of_a_map(name):
         fitted(torch.zeros(2, 3, 4, 4))
     with pytest.raises(ValueError, match=r"\(B, 1, H, W\)"):
         fitted(torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_a_logit_that_is_no_number_has_no_probability(name):
+    fitted = create(name).fit(histogram_of(*crooked(2000)))
+    z = torch.tensor([0.3, float("nan"), float("inf"), -float("inf")]).view(1, 1, 1, 4)
+    p = fitted(z).flatten()
+    assert p.isnan().tolist() == [False, True, False, False]
+    assert 0 <= float(p[3]) <= float(p[0]) <= float(p[2]) <= 1
+
+
+@pytest.mark.parametrize("slope", ["a", "b"])
+def test_beta_without_a_slope_takes_infinite_logits(slope):
+    given_ = create("beta")
+    given_.set_table(slope, 0.0)
+    p = given_(torch.tensor([-float("inf"), -9e4, 9e4, float("inf")]).view(1, 1, 1, 4)).flatten().tolist()
+    assert p == ([0.5, 0.5, 1.0, 1.0] if slope == "a" else [0.0, 0.0, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("name", BINARY)

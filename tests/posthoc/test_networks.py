@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, LogitHistogram, create
@@ -177,6 +177,33 @@ def test_a_failed_fit_changes_nothing(name):
         calibrator.fit(list)
     with pytest.raises(TypeError, match="expected batches"):
         calibrator.fit(LogitHistogram())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (4, 4), (2, 30)])
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_maps_may_be_of_any_size(name, classes, size):
+    def batches():
+        for batch in mistakes_are_red(classes):
+            yield Batch(*(part[..., : size[0], : size[1]] for part in batch))
+        yield mistakes_are_red(classes)[0]
+
+    fitted = create(name, num_classes=classes, epochs=1).fit(batches)
+    batch = next(batches())
+    p = fitted(batch.logits, batch.images)
+    assert p.shape == batch.logits.shape
+    assert bool(((p > 0) & (p < 1)).all())
+
+
+@pytest.mark.parametrize("size", [(5, 5), (6, 13), (40, 24)])
+def test_windows_of_local_temperature_see_the_mirror_image_at_borders(size):
+    calibrator = create("local-temperature", seed=2).double()
+    for parameter in calibrator.parameters():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(1))
+    z, images = torch.randn(2, 1, *size, dtype=torch.float64), torch.rand(2, 3, *size, dtype=torch.float64)
+    around = [pad(maps, (4, 4, 4, 4), mode="reflect") for maps in (z, images)]
+    inside = calibrator.temperatures(*around)[..., 4:-4, 4:-4]
+    assert torch.allclose(calibrator.temperatures(z, images), inside, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

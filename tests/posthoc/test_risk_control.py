@@ -116,3 +116,11 @@ def test_alpha_is_a_rate(alpha):
 def test_map_and_mask_must_match():
     with pytest.raises(ValueError, match="expected the same pixels"):
         RiskCurve().update(np.zeros((2, 3)), np.zeros((3, 2), dtype=bool))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -0.1, 1.1, math.inf])
+def test_what_is_no_probability_is_refused_and_changes_nothing(wrong):
+    curve = RiskCurve()
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        curve.update(np.array([[0.5, wrong]]), np.array([[True, False]]))
+    assert curve.images == 0

@@ -120,14 +120,15 @@ def refused(tmp_path, content):
         ({**HEAD, "temperature": float("nan")}, "nan; expected a finite number"),
         ({**HEAD, "temperature": float("inf")}, "inf; expected a finite number"),
         ({**HEAD, "temperature": 10**400}, "expected a finite number"),
+        ({**HEAD, "temperature": 1e308}, "finite number of at most 1e"),
         ({**HEAD, "method": "isotonic", "classes": 3}, "3 classes; expected 1"),
-        ({**HEAD, "method": "isotonic", "x": [0, 1], "y": 3}, "y of type int; expected a list"),
-        ({**HEAD, "method": "isotonic", "x": [0, 1], "y": []}, "y of 0 numbers"),
-        ({**HEAD, "method": "isotonic", "x": [0, 1], "y": [0.0, "1"]}, "y '1'; expected a number"),
-        ({**HEAD, "method": "isotonic", "x": [0, 1], "y": [0, 0.5, 1]}, "2 x and 3 y"),
-        ({**HEAD, "method": "isotonic", "x": [0], "y": [0]}, "expected two or more points"),
-        ({**HEAD, "method": "isotonic", "x": [1, 0], "y": [0, 1]}, "x that fall"),
-        ({**HEAD, "method": "isotonic", "x": [0, 1], "y": [0, 2]}, "y that fall or leave"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": 3}, "y of type int; expected a list"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": []}, "y of 0 numbers"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": [0.0, "1"]}, "y '1'; expected a number"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": [0, 0.5, 1]}, "2 z and 3 y"),
+        ({**HEAD, "method": "isotonic", "z": [0], "y": [0]}, "expected two or more points"),
+        ({**HEAD, "method": "isotonic", "z": [1, 0], "y": [0, 1]}, "z that fall"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": [0, 2]}, "y that fall or leave"),
         ({**HEAD, "method": "histogram", "edges": [0.0], "values": [0.5]}, "1 values; expected 2"),
         ({**HEAD, "method": "histogram", "edges": [1.0, 0.0], "values": [0.1, 0.2, 0.3]}, "edges that do not rise"),
         ({**HEAD, "method": "histogram", "edges": [0.0], "values": [0.5, 1.5]}, "values outside"),
@@ -144,8 +145,8 @@ def test_bad_json_is_one_clear_error(content, message, tmp_path):
 
 
 def test_long_lists_and_large_files_are_refused(tmp_path, monkeypatch):
-    many = {**HEAD, "method": "isotonic", "x": [0] * ((1 << 20) + 1), "y": [0, 1]}
-    assert "x of 1,048,577 numbers" in refused(tmp_path, many)
+    many = {**HEAD, "method": "isotonic", "z": [0] * ((1 << 20) + 1), "y": [0, 1]}
+    assert "z of 1,048,577 numbers" in refused(tmp_path, many)
     monkeypatch.setattr("densecal.posthoc.storage.MAX_BYTES", 1000)
     assert "more than 1,000 bytes" in refused(tmp_path, b" " * 1001)
 
@@ -160,7 +161,7 @@ def test_a_missing_file_is_named(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["densecal", "version", "method", "classes", "temperature", "x", "y", "edges", "weights", "a"]),
+        st.sampled_from(["densecal", "version", "method", "classes", "temperature", "z", "y", "edges", "weights", "a"]),
         st.recursive(
             st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
                       st.sampled_from([*names(), "calibrator", 1])),

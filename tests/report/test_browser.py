@@ -324,6 +324,29 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     assert browser.complaints == []
 
 
+def test_of_many_methods_those_shown_first_look_different(browser, folder, page):
+    record = page.records[0]
+    records = []
+    for i in range(20):
+        figures = {**record["calibration"], "ece_ew": 0.2 - 0.01 * (7 * i % 20)}
+        records.append({**record, "name": f"method {i} of a long name, seed {i}", "calibration": figures})
+    write_page(Page("many", records=records), folder / "many.html")
+    for width in (1280, 390):
+        browser.open(folder / "many.html", width)
+        assert browser.complaints == []
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        keys = "[...document.querySelectorAll('#f-curve .legend line, #f-curve .key line')]"
+        styles = browser.run(f"{keys}.map(l => l.getAttribute('class') + '|' + l.getAttribute('stroke-dasharray'))")
+        assert len(styles) == 8
+        assert len({style.split("|")[0] for style in styles}) == 8
+        shown = {record["name"] for record in sorted(records, key=lambda r: r["calibration"]["ece_ew"])[:8]}
+        assert set(texts(browser, "#threshold-rows th")) == shown
+        assert {name.split(":")[0] for name in texts(browser, "#ood-panels figcaption > span")} == shown
+        # a name leaves room for figures beside it
+        wide = "document.querySelector('#threshold-rows th').offsetWidth"
+        assert browser.run(f"{wide} < 0.5 * window.innerWidth")
+
+
 @pytest.mark.slow  # a time limit, which a busy machine breaks
 def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
     rng = np.random.default_rng(0)

@@ -176,6 +176,8 @@ def test_what_is_damaged_is_named(tmp_path, name, content, found):
         lambda record: record["reliability"].pop("histogram"),
         lambda record: record["joint"].pop("counts"),
         lambda record: record["calibration"].update(ece_ew="much"),
+        lambda record: record["calibration"].update(ece_ew=10**400),
+        lambda record: record["calibration"]["ci"].update(ece_ew=[0, 10**400]),
         lambda record: record.update(curves=[1, 2]),
         lambda record: record.update(ood=[{}]),
         lambda record: record.update(warnings=3),

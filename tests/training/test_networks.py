@@ -13,7 +13,7 @@ from torch import Tensor
 from densecal.errors import InputError
 from densecal.methods import Method
 from densecal.prediction import load_predictor
-from densecal.training import loop
+from densecal.training import assembly, loop
 from densecal.training.config import Config, load_config
 from densecal.training.loop import train
 from densecal.training.schedule import learning_rate
@@ -144,7 +144,7 @@ def test_one_draw_serves_all_heads_and_alpha_learns_from_the_test_head(
         def after_step(self, logits: Tensor, masks: Tensor, index: Tensor) -> None:
             seen["after"].append(logits)
 
-    monkeypatch.setattr(loop, "create", lambda name, **given: Spy(num_samples=2))
+    monkeypatch.setattr(assembly, "create", lambda name, **given: Spy(num_samples=2))
     train(small(name, "optim.epochs=1"), tmp_path / "run")
     (targets,) = seen["prepare"]
     heads = {"edn": 5, "icon": 5, "ebmgsod": 2}[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import densecal
@@ -20,6 +20,7 @@ from densecal.benchmark.sets import ImageSets
 from densecal.ensembles import load_ensemble, with_mc_dropout
 from densecal.errors import InputError
 from densecal.files import write_json
+from densecal.metrics.entropy import known
 from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model, model_outputs
 from densecal.prediction import Predictor, load_predictor
 from densecal.reading import read_yaml
@@ -109,7 +110,8 @@ def evaluate_everywhere(
         for name in calibrators:
             record = by_bins[0][name].record
             record["calibrator"] = name
-            record["entropy"]["mean"] = float(np.mean(record["entropy"]["images"]))
+            means = known(record["entropy"]["images"])
+            record["entropy"]["mean"] = float(means.mean()) if len(means) else math.nan
             record["more_bins"] = {
                 str(count): found[name].record["calibration"]
                 for count, found in zip(bins[1:], by_bins[1:], strict=True)
@@ -153,7 +155,7 @@ def _evaluations(predictor: Predictor, cell: Cell, folder: Path, sets: ImageSets
     fitted = fit_calibrators(cell.calibrators, predictor.model, images[0], predictor.device)
     for name, calibrator in fitted.items():
         posthoc.save(calibrator, folder / "calibrators" / f"{name}.json")
-    calibrators = {PLAIN: None, **fitted}
+    calibrators: dict[str, Calibrator | None] = {PLAIN: predictor.calibrator, **fitted}
     return evaluate_everywhere(predictor.model, images, calibrators, predictor.device, cell.bins, report)
 
 

@@ -59,6 +59,8 @@ class Dataset(Section):
         images: Folder, list file, zip, or several zips.
         masks: Folder of masks, where ``images`` is a folder.
         scenes: Generated scenes, in place of ``images``.
+        informationless: The run's validation images with their information taken out, in place of ``images``: nothing
+            is to be found in them (see ``densecal.data.informationless``).
         ood: The images show nothing to be found: no mask is read and every pixel is background.
         shift: The images are corrupted.
     """
@@ -67,16 +69,22 @@ class Dataset(Section):
     images: str | list[str] | None = None
     masks: str | None = None
     scenes: SceneSet | None = None
+    informationless: bool = False
     ood: bool = False
     shift: Shift | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Dataset:
-        if (self.images is None) == (self.scenes is None):
-            raise ValueError("images and scenes both or neither; expected one of them")
-        if self.scenes is not None and (self.ood or self.masks is not None):
-            raise ValueError("ood or masks beside scenes; expected scenes alone, which have masks of their own")
+        if [self.images is not None, self.scenes is not None, self.informationless].count(True) != 1:
+            raise ValueError("none or several of images, scenes and informationless; expected one of them")
+        if self.images is None and (self.ood or self.masks is not None):
+            raise ValueError("ood or masks without images; expected images, as only they need to be told")
         return self
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be found in its images."""
+        return self.ood or self.informationless
 
 
 class MethodEntry(Section):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import interpolate
 
 from densecal.benchmark.matrix import VALIDATION, Dataset
 from densecal.data import open_source
+from densecal.data.informationless import without_information
 from densecal.data.scenes import generate
 from densecal.errors import InputError
 from densecal.model_evaluation import ImageSet, load_image_set
@@ -16,6 +21,7 @@ from densecal.training.config import Config, DataConfig, ScenesConfig
 from densecal.training.feed import open_parts
 
 Progress = Callable[[str, int, int], None]
+_STRIPPED_AT_ONCE = 64
 
 
 class ImageSets:
@@ -45,6 +51,8 @@ class ImageSets:
             if dataset.shift is not None:
                 clean = self._read(dataset.model_copy(update={"shift": None}), data, progress)
                 return shifted_set(clean, dataset.shift.kind, dataset.shift.severity)
+            if dataset.informationless:
+                return _stripped_set(dataset.name, self._validation(data, progress))
             if dataset.scenes is not None:
                 s = dataset.scenes
                 made = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
@@ -53,7 +61,8 @@ class ImageSets:
             return _load(dataset.name, dataset.images, dataset.masks, data, progress, without_foreground=dataset.ood)
 
         shape = f"{data.size} {data.classes} {data.ignore_index}"
-        return self._once(f"{dataset.model_dump_json()} {shape}", read)
+        depends_on = data.model_dump_json() if dataset.informationless else shape
+        return self._once(f"{dataset.model_dump_json()} {depends_on}", read)
 
     def _once(self, key: str, read: Callable[[], ImageSet]) -> ImageSet:
         if key not in self._kept:
@@ -92,6 +101,28 @@ def _load(
         ignore_index=data.ignore_index if data.classes > 1 else None,
         without_foreground=without_foreground, only=only, workers=data.workers, progress=report,
     )  # fmt: skip
+
+
+def _stripped_set(name: str, data: ImageSet) -> ImageSet:
+    """A data set with the information taken out of its images, and empty masks of their sizes."""
+    if data.classes > 1:
+        raise InputError(f"datasets: {name}", f"informationless images for {data.classes} classes", "foreground masks")
+    return replace(
+        data,
+        name=name,
+        images=np.concatenate([_stripped(data, i) for i in range(0, len(data), _STRIPPED_AT_ONCE)]),
+        masks=[np.zeros_like(mask) for mask in data.masks],
+    )
+
+
+def _stripped(data: ImageSet, first: int) -> NDArray[np.uint8]:
+    part = slice(first, first + _STRIPPED_AT_ONCE)
+    images = torch.from_numpy(data.images[part]).permute(0, 3, 1, 2).float() / 255
+    size = images.shape[2:]
+    masks = [interpolate(torch.from_numpy(mask)[None, None].float(), size=size) for mask in data.masks[part]]
+    index = torch.arange(first, first + len(images))
+    stripped = without_information(images, torch.cat(masks), index, epoch=0, seed=0)
+    return (stripped * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
 def _validation_scenes(scenes: ScenesConfig, size: int) -> ImageSet:

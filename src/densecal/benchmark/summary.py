@@ -15,6 +15,7 @@ from densecal import __version__
 from densecal.benchmark.matrix import VALIDATION, Matrix
 from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Task, read_result
 from densecal.benchmark.tuning import Choice, choices
+from densecal.metrics.entropy import known
 from densecal.metrics.ood import separation
 
 Record = dict[str, Any]
@@ -160,7 +161,7 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 
 def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: dict[str, Any]) -> None:
     """Sort the evaluations of a result into rows."""
-    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.ood}
+    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.empty}
     reference = task.kind if isinstance(task, Reference) else ""
     records = {(record["calibrator"], record["dataset"]): record for record in result["evaluations"]}
     for (calibrator, dataset), record in records.items():
@@ -168,7 +169,7 @@ def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, resul
             continue
         if dataset in ood:
             inside = records[calibrator, VALIDATION]
-            record["ood"] = asdict(separation(inside["entropy"]["images"], record["entropy"]["images"]))
+            record["ood"] = asdict(separation(known(inside["entropy"]["images"]), known(record["entropy"]["images"])))
         row = by_row.setdefault(
             (task.label, reference, calibrator, dataset),
             Row(

@@ -102,7 +102,9 @@ def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
 
     tuned = plan.tuned({label: choice.chosen for label, choice in choices(plan).items()})
     references = plan.references([*plan.untuned, *tuned])
-    tasks: list[Task] = [*plan.trials, *plan.untuned, *tuned]
+    # every method has its first seed before any has its second, so that a table is useful early
+    cells = sorted([*plan.untuned, *tuned], key=lambda cell: plan.matrix.seeds.index(cell.seed))
+    tasks: list[Task] = [*plan.trials, *cells]
     tasks += [reference for reference in references if all(map(is_done, reference.members))]
     return [task for task in tasks if not is_done(task) and not failed(task)]
 

@@ -16,7 +16,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")],
     out: Annotated[Path, typer.Option(help="File to write (.onnx).")] = ...,  # type: ignore[assignment]
     calibrator: Annotated[
-        Path | None, typer.Option(help="Put a calibrator that `calibrate fit` wrote into the file.")
+        Path | None,
+        typer.Option(help="A calibrator of `calibrate fit` to put into the file; the run's own unless given."),
     ] = None,
     input: Annotated[
         str, typer.Option(help="unit (floats in [0, 1]), uint8 (bytes), or normalised (floats, mean and std applied).")

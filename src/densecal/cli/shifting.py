@@ -56,7 +56,7 @@ def shift(
             progress=report,
         )  # fmt: skip
     name = run.resolve().name
-    calibrators: dict[str, Calibrator | None] = {name: None}
+    calibrators: dict[str, Calibrator | None] = {name: predictor.calibrator}
     if calibrator is not None:
         from densecal import posthoc
 

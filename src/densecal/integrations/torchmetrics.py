@@ -35,7 +35,7 @@ class CalibrationMetric(Metric):
         logits: Updates bring logits instead of probabilities.
         **options: Of ``torchmetrics.Metric``.
 
-    Example:
+    Examples:
         >>> metric = CalibrationMetric("ece_ew")
         >>> metric.update(torch.tensor([[0.9, 0.8], [0.2, 0.6]]), torch.tensor([[1, 1], [0, 0]]))
         >>> round(metric.compute().item(), 3)

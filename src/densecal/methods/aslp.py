@@ -83,7 +83,7 @@ class Stability(NamedTuple):
 def stability(eta: float, lam: float, beta: float, num_classes: int = 1) -> Stability:
     """Return the multiplier and the stability bound of the MC rule.
 
-    Example:
+    Examples:
         >>> stability(eta=0.002, lam=2000, beta=2.0)
         Stability(multiplier=-3.0, max_lam=1000.0)
     """

@@ -57,7 +57,7 @@ def create(name: str, **given: Any) -> Method:
         ValueError: Unknown name, or an option's value is out of range.
         TypeError: Unknown option, or `num_samples` is missing.
 
-    Example:
+    Examples:
         >>> create("bce", num_samples=10).num_samples
         10
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -39,7 +38,7 @@ class CalibrationMeter:
         ignore_index: Mask value of void pixels; 255 for K classes, none for binary maps unless given.
         boundary: Measure the boundary bands too (computed on the CPU; turn it off in a tight GPU loop).
 
-    Example:
+    Examples:
         >>> meter = CalibrationMeter(bins=10)
         >>> meter.update(torch.tensor([[0.9, 0.8], [0.2, 0.6]]), torch.tensor([[1, 1], [0, 0]]))
         >>> result = meter.compute()
@@ -79,7 +78,7 @@ class CalibrationMeter:
             raise TypeError("update needs masks and one of probabilities or logits")
         given = probabilities if logits is None else logits
         assert given is not None
-        values, labels, shape = self._aligned(given, masks)
+        values, labels, shape = self._aligned(given.detach(), masks)
         valid = None if self.ignore_index is None else self._valid(labels)
         self._check_labels(labels, valid)
         if not values.is_floating_point():
@@ -358,7 +357,7 @@ def calibration_errors(
 ) -> CalibrationResult:
     """Every calibration figure in one call; arguments as for ``CalibrationMeter``.
 
-    Example:
+    Examples:
         >>> result = calibration_errors(np.array([0.9, 0.8, 0.2, 0.6]), np.array([1, 1, 0, 0]))
         >>> round(result.brier, 4)
         0.1125
@@ -437,10 +436,9 @@ def _binary(masks: Tensor, ignore_index: int | None) -> Tensor:
     """0 and 1; soft masks are cut at 0.5, void stays what it is."""
     if not masks.is_floating_point():
         return integer_labels(masks, ignore_index)
-    hard = masks > 0.5
-    if ignore_index is None:
-        top = float(masks.max()) if masks.device.type == "cpu" and masks.numel() else 1.0
-        if math.isnan(top) or top > 1.0:
-            raise ValueError(f"masks hold values up to {top:g}; expected 0 to 1")
-        return hard.to(torch.int64)
-    return torch.where(masks == ignore_index, masks, hard.to(masks.dtype)).to(torch.int64)
+    void = torch.zeros((), dtype=torch.bool, device=masks.device) if ignore_index is None else masks == ignore_index
+    if masks.device.type == "cpu" and masks.numel():  # elsewhere looking would stall the device
+        low, high = (float(end) for end in masks.masked_fill(void, 0.0).aminmax())
+        if not (low >= 0.0 and high <= 1.0):
+            raise ValueError(f"masks hold values from {low:g} to {high:g}; expected 0 to 1")
+    return (masks > 0.5).to(torch.int64).masked_fill(void, ignore_index or 0)

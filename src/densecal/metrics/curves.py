@@ -35,7 +35,7 @@ class ReliabilityCurve:
     ) -> ReliabilityCurve:
         """Build from sums instead of means."""
         n = np.asarray(count, dtype=np.float64)
-        safe = np.maximum(n, 1.0) if np.all((n == 0) | (n >= 1)) else np.where(n > 0, n, 1.0)
+        safe = np.where(n > 0, n, 1.0)
         return cls(n, confidence / safe, np.asarray(correct, dtype=np.float64) / safe)
 
     @property

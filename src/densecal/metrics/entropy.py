@@ -5,6 +5,7 @@ numpy alone, so that the worker processes of an evaluation need not load torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,12 @@ def binary_entropy(p: NDArray[Any]) -> Floats:
     q = 1.0 - p
     # 0 log 0 is 0
     return np.asarray(-p * np.log2(np.where(p > 0, p, 1.0)) - q * np.log2(np.where(q > 0, q, 1.0)))
+
+
+def known(images: Sequence[float | None]) -> Floats:
+    """The mean entropies of the images that have a valid pixel; of the others a list has NaN, a file null."""
+    means = np.array(images, dtype=np.float64)
+    return np.asarray(means[~np.isnan(means)])
 
 
 @dataclass

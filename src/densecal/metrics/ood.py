@@ -46,7 +46,7 @@ def auroc(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
         in_scores: One score an image in distribution.
         out_scores: One score an image out of distribution.
 
-    Example:
+    Examples:
         >>> auroc([0.1, 0.2, 0.3], [0.2, 0.4])
         0.75
     """
@@ -66,7 +66,7 @@ def fpr95(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
         in_scores: One score an image in distribution.
         out_scores: One score an image out of distribution.
 
-    Example:
+    Examples:
         >>> fpr95([0.1, 0.2, 0.3, 0.9], [0.25, 0.5])
         0.5
     """

@@ -1,9 +1,6 @@
 """The one-pass statistic behind every calibration figure: integer tables that merge exactly and never grow.
 
-Sums are kept in integers, two limbs of 26 and 27 bits a value, so they neither saturate (float32 stops counting at
-2**24) nor depend on the order of additions. A probability table holds, for fine bins of a value v in [0, 1], how many
-pixels had outcome 0 and 1 and the exact sum of v. Fine bins have a fixed relative width on both sides of 0.5, because
-the values of a segmentation model crowd at 0 and 1.
+A table holds, for bins of a value v in [0, 1], how many pixels had outcome 0 and 1 and the exact sum of v (`fine.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from densecal.metrics.fine import Floats, Ints, fine_atoms, fine_index, fine_size, limbs_to_float, tally
 from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
 
 EXACT_PIXELS = 1 << 20
@@ -23,15 +20,8 @@ EXACT_PIXELS = 1 << 20
 
 _MAX_RAW_VALUES = 1 << 26
 _CHUNK = 1 << 21
-_HIGH, _LOW = 2.0**26, 2.0**27
-_OCTAVES = 39
-_STEPS_SIGMOID, _STEPS_SOFTMAX = (
-    10,
-    7,
-)  # log2 of the fine bins an octave; K classes have K tables, so coarser ones
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+# log2 of the fine bins an octave; K classes have K tables, so coarser ones
+_STEPS_SIGMOID, _STEPS_SOFTMAX = 10, 7
 
 
 class Sketch:
@@ -87,8 +77,8 @@ class Sketch:
             logits: The values are logits; their sigmoid or softmax counts.
         """
         batch, channels, pixels = values.shape
-        # a CPU has less memory than time, a GPU the other way round
-        chunk = max(1, _CHUNK // channels) if values.device.type == "cpu" else _CHUNK
+        # small chunks take little memory; a GPU wants large ones
+        chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels)) if values.device.type == "cpu" else _CHUNK
         images = max(1, chunk // max(pixels, 1))
         for first in range(0, batch, images):
             group = slice(first, first + images)
@@ -136,13 +126,13 @@ class Sketch:
         keep = None if valid is None else valid.repeat(1, confidence.shape[1] // pixels)
         image = torch.arange(group, device=device)[:, None]
         bin_ = equal_width_index(confidence, self.bins)
-        table += _tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).view_as(table)
+        table += tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).view_as(table)
         scores += _scores(values, labels, self.softmax, valid)
         if zones is not None:
             self._count_bands(zones.repeat(1, confidence.shape[1] // pixels), bin_, confidence, correct, keep)
         classes = torch.zeros(self.tables["classes"].shape, dtype=torch.int64, device=device)
         for channel, value, outcome in self._channel_outcomes(values, labels):
-            classes[channel] = _tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
+            classes[channel] = tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
         self._add("classes", classes)
         self._remember(values, labels, valid)
 
@@ -151,7 +141,7 @@ class Sketch:
     ) -> None:
         """Zones are nested: a pixel of zone 0 lies in every band."""
         size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
-        by_zone = _tally(zones * self.bins + bin_, confidence, correct, keep, size).view(-1, self.bins, 4)
+        by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).view(-1, self.bins, 4)
         self._add("bands", by_zone.cumsum(0)[:-1])
 
     def _channel_outcomes(self, values: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -185,12 +175,12 @@ class Sketch:
         fine = torch.zeros(len(values), size, 4, dtype=torch.int64, device=values.device)
         for channel, value in enumerate(values):
             outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
-            fine[channel] = _tally(fine_index(value, self._steps), value, outcome, None, size)
+            fine[channel] = tally(fine_index(value, self._steps), value, outcome, None, size)
         self._add("fine", fine)
         if self.softmax:
             confidence, correct = top_label(values[None], outcomes.to(torch.int64), True)
             index = fine_index(confidence[0], _STEPS_SIGMOID)
-            top = _tally(index, confidence[0], correct[0], None, fine_size(_STEPS_SIGMOID))
+            top = tally(index, confidence[0], correct[0], None, fine_size(_STEPS_SIGMOID))
             self._add("fine_top", top)
 
     def add_levels(self, counts: Ints) -> None:
@@ -276,8 +266,9 @@ class Sketch:
 
     def counts(self, name: str) -> tuple[Ints, Floats, Ints]:
         """Pixels, sum of the value and number of outcomes 1 of every bin of a table, from float maps alone."""
-        table = self.tables[name].cpu().numpy()
-        return table[..., 0] + table[..., 1], limbs_to_float(table[..., 2:]), table[..., 1]
+        table = self.tables[name].cpu()
+        pixels, hits = table[..., 0] + table[..., 1], table[..., 1]
+        return pixels.numpy(), limbs_to_float(table[..., 2:]).numpy(), hits.numpy()
 
     def level_counts(self, zone: int | None = None) -> Ints:
         """Histogram (2, 65536) of mask and level of the integer maps, of one zone or of all."""
@@ -305,7 +296,7 @@ class Sketch:
             value = flat[channel].cpu().numpy()
             parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
         if "fine" in self.tables:
-            parts.append(_fine_atoms(self.tables["fine"][channel]))
+            parts.append(fine_atoms(self.tables["fine"][channel]))
         return _concatenated(parts)
 
     def top_atoms(self) -> tuple[Floats, Ints, Ints]:
@@ -325,7 +316,7 @@ class Sketch:
             value = confidence[0].cpu().numpy()
             parts.append((value, np.ones(len(value), np.int64), correct[0].cpu().numpy().astype(np.int64)))
         if "fine_top" in self.tables:
-            parts.append(_fine_atoms(self.tables["fine_top"]))
+            parts.append(fine_atoms(self.tables["fine_top"]))
         return _concatenated(parts)
 
 
@@ -353,34 +344,10 @@ def equal_width_index(value: Tensor, bins: int) -> Tensor:
     return (value * bins).to(torch.int64).clamp_(max=bins - 1)
 
 
-def fine_size(steps: int) -> int:
-    """Number of fine bins on both sides of 0.5."""
-    return 2 * ((_OCTAVES << steps) + 2)
-
-
-def fine_index(value: Tensor, steps: int) -> Tensor:
-    """Fine bin of a float64 value, rising with it.
-
-    The distance e to the nearer of 0 and 1 is binned by the leading bits of its floating-point form: 2**steps bins
-    in every octave from 2**-40 to 2**-1, one below, one for e = 0.5.
-    """
-    half = fine_size(steps) // 2
-    upper = value > 0.5
-    distance = torch.where(upper, 1.0 - value, value)
-    lowest = (1023 - 40) << steps
-    code = ((distance.view(torch.int64) >> (52 - steps)) - lowest + 1).clamp_(min=0)
-    return torch.where(upper, 2 * half - 1 - code, code)
-
-
-def limbs_to_float(limbs: Ints) -> Floats:
-    """The sum kept in two integers."""
-    return np.asarray((limbs[..., 0] + limbs[..., 1] / _LOW) / _HIGH, dtype=np.float64)
-
-
 def _rows(table: Tensor, scores: Tensor) -> Tensor:
     """Per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4)."""
     count, correct = table[..., 0] + table[..., 1], table[..., 1]
-    confidence = (table[..., 2].double() + table[..., 3].double() / _LOW) / _HIGH
+    confidence = limbs_to_float(table[..., 2:])
     columns = [
         count.sum(1, True),
         correct.sum(1, True),
@@ -405,35 +372,6 @@ def _scores(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None)
     if valid is not None:
         both = both * valid[:, None]
     return both.flatten(2).sum(2).T
-
-
-def _tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, size: int) -> Tensor:
-    """For every index: pixels with outcome 0, with outcome 1, and the two limbs of the sum of values; (size, 4)."""
-    scaled = value.flatten() * _HIGH
-    high = scaled.floor()
-    low = ((scaled - high) * _LOW).round()
-    key = index.flatten()
-    if keep is not None:  # void pixels go to a slot that is cut off
-        key = torch.where(keep.flatten(), key, size)
-    both = _bincount(key * 2 + outcome.flatten(), None, 2 * size + 2).view(-1, 2)
-    limbs = torch.stack([_bincount(key, high, size + 1), _bincount(key, low, size + 1)], dim=1)
-    return torch.cat([both, limbs], dim=1)[:size]
-
-
-def _bincount(index: Tensor, weights: Tensor | None, size: int) -> Tensor:
-    """int64 histogram; integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
-    if index.device.type == "cpu":  # numpy's is twice as fast as torch's here
-        array = np.bincount(index.numpy(), None if weights is None else weights.numpy(), size)
-        return torch.from_numpy(array).to(torch.int64)
-    return torch.bincount(index, weights, size).to(torch.int64)
-
-
-def _fine_atoms(table: Tensor) -> tuple[Floats, Ints, Ints]:
-    """Mean value, pixels and outcomes 1 of the fine bins that hold something."""
-    counts = table.cpu().numpy()
-    pixels = counts[:, 0] + counts[:, 1]
-    present = pixels > 0
-    return limbs_to_float(counts[present, 2:]) / pixels[present], pixels[present], counts[present, 1]
 
 
 def _folded(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:

@@ -172,6 +172,8 @@ class EBMGSOD(nn.Module):
             latents = self.sample_prior(self.test_noise)
             maps = [self.maps(features[1], f, z.expand(images.shape[0], -1))[1] for z in latents]
             return mean_probability(torch.stack(maps))
+        # mixed precision halves what a network is given, and Langevin steps are too small for that
+        masks, noise = at_least_float32(masks), at_least_float32(noise)
         positive = self.sample_posterior([x.detach() for x in f], masks, noise[:, 0])
         initial, refined = self.maps(features[1], f, positive)
         with torch.autocast(images.device.type, enabled=False):

@@ -58,7 +58,7 @@ def skeleton(encoder: str, **options: Any) -> nn.Module:
     try:
         with torch.device("meta"):
             model = timm.create_model(encoder, **options)
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:
         model = timm.create_model(encoder, **options)
     assert isinstance(model, nn.Module)
     return model

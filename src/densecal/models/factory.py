@@ -98,7 +98,7 @@ def build(
         ValueError: For an unknown architecture or encoder, options that do not fit, and (as ``InputError``)
             weights that cannot be had or do not fit.
 
-    Example:
+    Examples:
         >>> model = build("unet", "resnet18", classes=3)
         >>> model(torch.rand(2, 3, 50, 70)).shape
         torch.Size([2, 3, 50, 70])

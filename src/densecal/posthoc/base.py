@@ -19,6 +19,8 @@ VERSION = 1
 MAX_CLASSES = 4096
 MAX_NUMBERS = 1 << 20
 """A file with a longer list of numbers is refused."""
+_LARGEST = 1e30
+"""A larger number in a file is refused: times a logit it would be infinite in float32."""
 _CHUNK = 1 << 22
 
 
@@ -227,8 +229,8 @@ def _number(value: Any, name: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{name} {str(value)[:50]}; expected a finite number")
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"{name} {str(value)[:50]}; expected a finite number of at most {_LARGEST:g}")
     return number
 
 

@@ -37,6 +37,8 @@ class BetaCalibration(Calibrator):
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
         """Sigmoid of c + a ln p - b ln(1 - p)."""
         a, b, c = (table.to(z.dtype) for table in (self.a, self.b, self.c))
+        limits = torch.finfo(z.dtype)
+        z = z.clamp(limits.min, limits.max)  # a slope of 0 times an infinite logarithm is no number
         return (c + a * logsigmoid(z) - b * logsigmoid(-z)).sigmoid()
 
     def check(self) -> None:

@@ -40,8 +40,9 @@ class HistogramBinning(Calibrator):
         self.register_buffer("values", centres(bins))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """The value of the bin of z."""
-        return self.values.to(z.dtype)[torch.bucketize(z, self.edges.to(z.dtype), right=True)]
+        """The value of the bin of z; NaN, which would fall into the last bin, stays NaN."""
+        values = self.values.to(z.dtype)[torch.bucketize(z, self.edges.to(z.dtype), right=True)]
+        return torch.where(z.isnan(), z, values)
 
     def check(self) -> None:
         """One value more than edges; edges rise; values are probabilities."""

@@ -6,58 +6,75 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit
 from torch import Tensor
 
 from densecal.posthoc.base import Calibrator
-from densecal.posthoc.logit_histogram import Floats, merge_ties
+from densecal.posthoc.logit_histogram import Floats
 from densecal.posthoc.registry import register
+
+_FAR = 100.0
+"""Beyond, the sigmoid is 0 or 1 in float32."""
 
 
 @register("isotonic")
 class IsotonicRegression(Calibrator):
-    """The non-decreasing function of p with the least squared error, linear between its fitted points.
+    """The non-decreasing function of p with the least squared error, linear in p between its fitted points.
 
-    Ties in p are merged first; beyond the lowest and highest p the end values hold. Outputs can be exactly 0 and 1.
-    The pixels above 0.5 may change.
+    Ties are merged first; beyond the lowest and highest p the end values hold. Outputs can be exactly 0 and 1. The
+    pixels above 0.5 may change. Points are kept as logits z, which tell apart what the floats nearest to p = 1 do not.
     """
 
-    tables = ("x", "y")
-    x: Tensor
+    tables = ("z", "y")
+    z: Tensor
     y: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        for name in self.tables:
-            self.register_buffer(name, torch.tensor([0.0, 1.0], dtype=torch.float64))
+        ends = torch.tensor([-_FAR, _FAR], dtype=torch.float64)
+        self.register_buffer("z", ends)
+        self.register_buffer("y", ends.sigmoid())
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
         """The fitted function at p = sigmoid(z)."""
-        p, x, y = z.sigmoid(), self.x.to(z.dtype), self.y.to(z.dtype)
-        right = torch.bucketize(p, x).clamp(1, x.numel() - 1)
-        x0, x1 = x[right - 1], x[right]
-        share = ((p - x0) / (x1 - x0).clamp(min=torch.finfo(z.dtype).tiny)).clamp(0.0, 1.0)
+        points, y = self.z.to(z.dtype), self.y.to(z.dtype)
+        z = z.clamp(points[0], points[-1])
+        right = torch.bucketize(z, points).clamp(1, points.numel() - 1)
         y0 = y[right - 1]
-        return y0 + share * (y[right] - y0)
+        return y0 + share_of_rise(z, points[right - 1], points[right]) * (y[right] - y0)
 
     def check(self) -> None:
-        """Rising points inside the unit square."""
-        if self.x.numel() != self.y.numel() or self.x.numel() < 2:
-            raise ValueError(f"{self.x.numel()} x and {self.y.numel()} y; expected two or more points")
-        for name in self.tables:
-            values = self.get_buffer(name)
-            if values.min() < 0 or values.max() > 1 or bool((values.diff() < 0).any()):
-                raise ValueError(f"{name} that fall or leave [0, 1]; expected rising numbers in [0, 1]")
+        """Rising points whose y are probabilities."""
+        if self.z.numel() != self.y.numel() or self.z.numel() < 2:
+            raise ValueError(f"{self.z.numel()} z and {self.y.numel()} y; expected two or more points")
+        if bool((self.z.diff() < 0).any()):
+            raise ValueError("z that fall; expected rising logits")
+        if self.y.min() < 0 or self.y.max() > 1 or bool((self.y.diff() < 0).any()):
+            raise ValueError("y that fall or leave [0, 1]; expected rising numbers in [0, 1]")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
         z, n, k = data.by_logit()
-        x, n, k = merge_ties(expit(z), n, k)
         value, first, last = pool_adjacent_violators(n, k)
         # a block is flat: its two ends say all, and one point where they are the same
         ends = np.stack([first, last], axis=1).ravel()
-        kept = np.append(True, np.diff(ends) > 0) if len(x) > 1 else slice(None)
-        self.set_table("x", x[ends][kept])
+        kept = np.append(True, np.diff(ends) > 0) if len(z) > 1 else slice(None)
+        self.set_table("z", z[ends][kept])
         self.set_table("y", np.repeat(value, 2)[kept])
+
+
+def share_of_rise(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """(s(z) - s(a)) / (s(b) - s(a)) for a <= z <= b and s the sigmoid, exact also where s is 1 in floats.
+
+    s(z) - s(a) = s(z) s(-a) (1 - exp(a - z)), and s(z) = exp(min(z, 0)) s(|z|).
+    """
+    ratio = (z.clamp(max=0.0) - b.clamp(max=0.0)).exp() * z.abs().sigmoid() / b.abs().sigmoid()
+    tiny = torch.finfo(z.dtype).tiny  # points that are the same in this type
+    return (ratio * _half_rise(z - a) / _half_rise(b - a).clamp(min=tiny)).clamp(0.0, 1.0)
+
+
+def _half_rise(d: Tensor) -> Tensor:
+    """(1 - exp(-d)) / 2, which ONNX, having no expm1, would round away for small d."""
+    t = (d / 2.0).tanh()
+    return t / (1.0 + t)
 
 
 def pool_adjacent_violators(n: Floats, k: Floats) -> tuple[Floats, Any, Any]:

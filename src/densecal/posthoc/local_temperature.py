@@ -15,11 +15,28 @@ from densecal.posthoc.registry import register
 from densecal.posthoc.temperature import Temperature
 
 _FLOOR = 1e-6
+_REACH = 4
+"""How far the windows look, in pixels."""
 
 
 def _window(channels: int, outputs: int) -> nn.Conv2d:
-    """5 x 5 taps, every second pixel."""
-    return nn.Conv2d(channels, outputs, 5, padding=4, dilation=2, padding_mode="reflect")
+    """5 x 5 taps, every second pixel, of a map that `_padded` has made larger."""
+    return nn.Conv2d(channels, outputs, 5, dilation=2)
+
+
+def _padded(maps: Tensor) -> Tensor:
+    """Maps with their mirror image around them."""
+    rows, columns = (_mirrored(side, maps.device) for side in maps.shape[2:])
+    return maps[:, :, rows][:, :, :, columns]
+
+
+def _mirrored(side: int, device: torch.device) -> Tensor:
+    """Pixels of a side and around it; one that is too short for a mirror image goes on with its first pixel.
+
+    Not by `nn.functional.pad`, which refuses short sides: an exported graph takes any size and cannot ask for it.
+    """
+    inside = torch.arange(-_REACH, side + _REACH, device=device).abs()
+    return (side - 1 - (side - 1 - inside).abs()).clamp(min=0)
 
 
 @register("local-temperature")
@@ -30,7 +47,7 @@ class LocalTemperature(Calibrator):
     result m(x) moves the global temperature T: T(x) = softplus(m(x) + softplus^-1(T)). Two departures from the
     source: its relu(m + 1) starts at 2, this at T, so a fit starts where temperature scaling ends; its gates start at
     0, where branches that start equal stay equal for ever, these at small random weights. One logit enters as
-    (z, |z|), K as log p. Maps must be larger than 4 x 4.
+    (z, |z|), K as log p.
 
     Args:
         num_classes: 1 for one sigmoid logit, K for K softmax logits.
@@ -61,12 +78,12 @@ class LocalTemperature(Calibrator):
     def temperatures(self, z: Tensor, images: Tensor) -> Tensor:
         """T(x), (B, 1, H, W)."""
         features = torch.cat([z, z.abs()], dim=1) if self.num_classes == 1 else z.log_softmax(dim=1)
-        features = features.to(self.gates.weight.dtype)
+        features, images = (_padded(maps.to(self.gates.weight.dtype)) for maps in (features, images))
         t1, t2, t3, t4 = self.branches(features).split(1, dim=1)
         g1, g2, g3, g4 = self.gates(features).sigmoid().split(1, dim=1)
         m1, m2 = g1 * t1 + (1 - g1) * t2, g2 * t3 + (1 - g2) * t4
         m = g3 * m1 + (1 - g3) * m2
-        m = g4 * m + (1 - g4) * self.picture(images.to(features.dtype))
+        m = g4 * m + (1 - g4) * self.picture(images)
         offset = self.start + torch.log(-torch.expm1(-self.start))
         return softplus(m.to(z.dtype) + offset.to(z.dtype)) + _FLOOR
 

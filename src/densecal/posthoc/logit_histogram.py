@@ -53,7 +53,7 @@ def level_logits(levels: int) -> Tensor:
 class LogitHistogram:
     """Counts pixels by logit and label.
 
-    Example:
+    Examples:
         >>> histogram = LogitHistogram()
         >>> histogram.update(torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1, 0, 0]))
         >>> histogram.pixels, histogram.foreground

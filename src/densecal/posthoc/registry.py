@@ -61,7 +61,7 @@ def create(name: str, **given: Any) -> Calibrator:
         InputError: Unknown name, or an option's value is out of range.
         TypeError: Unknown option.
 
-    Example:
+    Examples:
         >>> float(create("temperature").temperature)
         1.0
     """

@@ -18,6 +18,8 @@ from densecal.errors import InputError
 
 STEPS = 1000
 _ROUNDING = 1e-12
+_LEVELS = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+"""Highest level of integer maps."""
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +55,7 @@ class RiskCurve:
     Args:
         steps: The grid is lambda = 0, 1/steps, ..., 1.
 
-    Example:
+    Examples:
         >>> curve = RiskCurve(steps=10)
         >>> for _ in range(9):
         ...     curve.update(np.array([[0.9, 0.75], [0.2, 0.1]]), np.array([[True, True], [False, False]]))
@@ -77,6 +79,9 @@ class RiskCurve:
         """
         if probabilities.shape != mask.shape or mask.size == 0:
             raise ValueError(f"map of shape {probabilities.shape} and mask of {mask.shape}; expected the same pixels")
+        low, high = probabilities.min(), probabilities.max()
+        if probabilities.dtype not in _LEVELS and not (low >= 0 and high <= 1):
+            raise ValueError(f"probabilities from {low} to {high}; expected 0 to 1")
         highest = highest_threshold(probabilities.ravel(), self.steps)
         foreground, background = (np.bincount(highest[part], minlength=self.steps + 1) for part in _sides(mask))
         # a pixel is in C for every threshold up to its highest one
@@ -127,7 +132,7 @@ class RiskCurve:
 
 def highest_threshold(probabilities: NDArray[Any], steps: int) -> NDArray[np.int64]:
     """The largest t with t / steps <= p: by integers for levels, by comparison for floats, so that ties are kept."""
-    top = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}.get(probabilities.dtype)
+    top = _LEVELS.get(probabilities.dtype)
     if top is not None:
         return probabilities.astype(np.int64) * steps // top
     grid: Floats = np.arange(steps + 1) / steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -95,9 +96,13 @@ class SelectiveScaling(Calibrator):
             weights = valid + (self.weight - 1.0) * wrong
             return (values * weights).sum() / weights.sum().clamp(min=1)
 
+        def batches() -> Iterator[Batch]:
+            # batch normalisation learns nothing from one pixel
+            return (Batch(*batch) for batch in data() if batch[0][:, 0].numel() > 1)
+
         begin = SelectiveScaling(self.num_classes, seed=self.seed).to(self.temperature.device)
         begin.set_table("temperature", self.temperature)
-        found = trained(begin, data, loss, torch.optim.AdamW, self.epochs, lr=self.lr, weight_decay=1e-6)
+        found = trained(begin, batches, loss, torch.optim.AdamW, self.epochs, lr=self.lr, weight_decay=1e-6)
         self.load_state_dict(found.state_dict())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def _joint_low(record: Record) -> float:
 
 
 def _title(record: Record) -> str:
-    return plain_text(f"{record['name']} on {record['dataset']}")
+    return textwrap.fill(plain_text(f"{record['name']} on {record['dataset']}"), 38)
 
 
 def plain_text(text: str) -> str:

@@ -72,7 +72,7 @@ def _drawable(path: Path, name: str) -> Inputs:
         page_text(Page("", records=part.records, paired=part.paired, runs=part.runs + part.logs))
     except InputError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(path, f"damaged figures ({type(error).__name__}: {error})", _KINDS) from None
     return part
 

@@ -121,8 +121,8 @@ def image_section() -> str:
     """Frames of the joint diagrams and of the confidence histograms."""
     return section(
         "joint", "Images",
-        note("Every image by its mean confidence and its accuracy; darker cells hold more images, the cross is the "
-             "mean. Below the dashed line the model is more confident than right."),
+        note("Every image by its mean confidence and its accuracy; cells of a stronger colour hold more images, the "
+             "cross is the mean. Below the dashed line the model is more confident than right."),
         '<div class="panels" id="joint-panels"></div>',
         "<h3>Confidence of right and wrong pixels</h3>", '<div class="panels" id="confidence-panels"></div>',
     )  # fmt: skip
@@ -195,8 +195,8 @@ def alpha_section() -> str:
     """Frames of the histograms of alpha and of the images at their ends."""
     return section(
         "alpha", "Perturbation by image",
-        note("How strongly the labels of each training image were softened at the end of training: the more, the more "
-             "confident the model was on that image."),
+        note("How often the label of each training image was perturbed at the end of training (als: how strongly). It "
+             "grows with the confidence of the model in that image."),
         '<div class="panels pairs" id="alpha-charts"></div>',
     )  # fmt: skip
 

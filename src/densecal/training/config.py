@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from densecal import methods
+from densecal import methods, posthoc
 from densecal.errors import InputError
 from densecal.reading import parse_yaml, read_yaml
 
@@ -104,12 +104,15 @@ class ModelConfig(Section):
         encoder: timm name.
         weights: ``None``, ``imagenet``, ``offline`` or a file.
         options: Further options of the architecture; numbers up to 4096.
+        calibrator: Put behind the network: fitted on the validation images when training ends, kept in the run folder
+            and applied by prediction and export. One of ``densecal.posthoc.names()`` that looks at logits alone.
     """
 
     arch: str = "unet"
     encoder: str = "resnet50"
     weights: str | None = None
     options: dict[str, Any] = {}
+    calibrator: str | None = None
 
     @model_validator(mode="after")
     def _no_giant(self) -> ModelConfig:
@@ -191,6 +194,8 @@ class EngineConfig(Section):
         compile: ``torch.compile`` the network; minutes before the first step.
         graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
         fused: Batch normalisation by densecal's own CUDA kernels; without ``compile``.
+        depthwise: Depth-wise convolutions by densecal's own CUDA kernels, beside ``fused``; equal to PyTorch's in
+            Triton's interpreter, but not timed on a GPU yet.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
             installed, unless given.
@@ -205,6 +210,7 @@ class EngineConfig(Section):
     compile: bool = False
     graphs: bool = True
     fused: bool = True
+    depthwise: bool = False
     bins: Annotated[int, Field(ge=1, le=1000)] = 10
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
@@ -230,6 +236,18 @@ class Config(Section):
             ) from None
         except ValueError as error:
             raise ValueError(f"method.{error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _calibrator_fits(self) -> Config:
+        kinds = {name: posthoc.registry.find(name) for name in posthoc.names()}
+        fitting = [
+            name
+            for name, kind in kinds.items()
+            if not kind.needs_images and (kind.multiclass if self.data.classes > 1 else kind.binary)
+        ]
+        if self.model.calibrator not in (None, *fitting):
+            raise ValueError(f"model.calibrator is {self.model.calibrator!r}; expected one of {', '.join(fitting)}")
         return self
 
     @model_validator(mode="after")

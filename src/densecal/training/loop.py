@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import csv
 import hashlib
-import importlib.util
 import io
 import json
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
+from densecal.calibration import fit_own
 from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import chosen, without_information
 from densecal.errors import InputError, Preempted
 from densecal.files import locked, rounded, write_text
-from densecal.methods import Method, create
+from densecal.methods import Method
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
-from densecal.models import build
+from densecal.prediction import CALIBRATOR
 from densecal.reading import read_yaml
+from densecal.sharding import join_after_restart
 from densecal.training import checkpoint
+from densecal.training.assembly import Run, assemble, fabric_of
 from densecal.training.config import Config, dump_config, parse_config
-from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
 from densecal.training.feed import (
     Batch,
-    Data,
     Samples,
     epoch_batches,
     open_data,
@@ -43,9 +39,7 @@ from densecal.training.feed import (
     to_device,
     validation_batches,
 )
-from densecal.training.graphs import replay_training
 from densecal.training.logs import Log
-from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Place, stop_on_sigterm
 from densecal.training.schedule import learning_rate
 
@@ -56,33 +50,6 @@ LOGGED = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confide
 Progress = Callable[[str, int, int, dict[str, float]], None]
 
 
-@dataclass
-class Run:
-    """Everything that a step, a validation or a checkpoint touches."""
-
-    config: Config
-    fabric: Fabric
-    data: Data
-    resident: bool
-    """Whether all samples are on the device."""
-    model: _FabricModule
-    network: nn.Module
-    """The module behind ``model``, which may be wrapped for several processes."""
-    average: nn.Module | None
-    method: Method
-    optimizers: dict[str, torch.optim.Optimizer]
-    criterion: Criterion
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the process is asked to end."""
-    place: Place | None = None
-    """Where an interrupted epoch goes on."""
-
-    @property
-    def best_network(self) -> nn.Module:
-        """The weights to validate and keep: their average where there is one."""
-        return self.average or self.network
-
-
 def train(
     config: Config, out: Path, resume: bool = False, progress: Progress | None = None
 ) -> CalibrationResult | None:
@@ -90,7 +57,8 @@ def train(
 
     Args:
         config: What to train.
-        out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``.
+        out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``,
+            and ``calibrator.json`` where ``model.calibrator`` asks for it.
         resume: Go on from the last checkpoint there, or start if there is none.
         progress: Called with (title, done, total, figures).
 
@@ -102,12 +70,16 @@ def train(
         Preempted: SIGTERM came; ``resume`` goes on at the next step (of several processes, at the next epoch).
     """
     _check_folder(config, out, resume)
-    fabric = _fabric(config)
+    fabric = fabric_of(config)
+    join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
     with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as mine:
         if not mine:
             raise InputError(out, "another process that is training into it", "another folder, or that it has ended")
-        return _train(config, out, resume, progress, fabric)
+        result = _train(config, out, resume, progress, fabric)
+        if config.model.calibrator and fabric.global_rank == 0 and not (result is None and (out / CALIBRATOR).exists()):
+            fit_own(out, None if progress is None else lambda done, total: progress("Calibrator", done, total, {}))
+        return result
 
 
 def _train(
@@ -121,7 +93,7 @@ def _train(
     )
     for note in data.notes:
         warnings.warn(note, stacklevel=2)
-    run = _assemble(config, fabric, data)
+    run = assemble(config, fabric, data)
     first = 0
     best = float("inf")
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
@@ -253,68 +225,6 @@ def _shown(loss: float, result: CalibrationResult, method: Method) -> dict[str, 
     shown = {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy}
     mean = {name.removesuffix("_mean"): value for name, value in method.statistics().items() if name.endswith("_mean")}
     return shown | mean
-
-
-def _fabric(config: Config) -> Fabric:
-    engine = config.engine
-    cuda = torch.cuda.is_available() if engine.accelerator == "auto" else engine.accelerator == "cuda"
-    if cuda and not torch.cuda.is_available():
-        raise InputError("engine.accelerator", "cuda, which this machine does not have", "cpu or auto")
-    precision = engine.precision if engine.precision != "auto" else "bf16-mixed" if cuda else "32-true"
-    several = engine.devices * engine.nodes > 1
-    return Fabric(
-        accelerator="cuda" if cuda else "cpu",
-        strategy="ddp" if several else "auto",
-        devices=engine.devices,
-        num_nodes=engine.nodes,
-        precision=precision,
-    )
-
-
-def _assemble(config: Config, fabric: Fabric, data: Data) -> Run:
-    engine, optim = config.engine, config.optim
-    if optim.batch < fabric.world_size:
-        raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
-    on_cuda = fabric.device.type == "cuda"
-    torch.manual_seed(engine.seed)
-    given = config.model
-    try:
-        network = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError("model", str(error), "an architecture and encoder that fit") from None
-    if engine.channels_last:
-        network = network.to(memory_format=torch.channels_last)
-    network = network.to(fabric.device)
-    average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
-    method = create(
-        config.method.name,
-        num_samples=len(data.train),
-        num_classes=config.data.classes,
-        # packed foreground masks hold 0 to 1: no value of theirs may mean void
-        ignore_index=config.data.ignore_index if config.data.classes > 1 else 255,
-        seed=engine.seed,
-        **config.method_options,
-    ).to(fabric.device)
-    criterion = criterion_of(network.network)
-    plain = isinstance(criterion, PlainCriterion)
-    if config.method.name == "mixup" and not plain:
-        raise InputError("method.name", f"mixup for {given.arch}, whose losses need masks of unmixed images", "another")
-    optimizers = create_optimizers(network.network, optim)
-    if engine.compile:
-        # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
-        network.compile(dynamic=False)
-    elif on_cuda and engine.fused and engine.channels_last and importlib.util.find_spec("triton"):
-        from densecal.training.fused import fuse_normalisation
-
-        fuse_normalisation(network)
-    if on_cuda and engine.graphs and not engine.compile and fabric.world_size == 1 and optim.accumulate == 1 and plain:
-        replay_training(network)
-    model, *ready = fabric.setup(network, *optimizers.values())
-    optimizers = dict(zip(optimizers, ready, strict=True))
-    resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
-    return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)
 
 
 def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:

@@ -32,8 +32,8 @@ const short = (value) =>
   value >= 1e9 ? `${+(value / 1e9).toPrecision(3)} G` : value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M`
     : value >= 1e3 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
 
-/** Colour and dash of the i-th series: told apart without colour too. */
-const series = (i) => ({ class: `series s${i % COLOURS}`, "stroke-dasharray": DASHES[i % DASHES.length] });
+/** Colour and dash of the i-th series: told apart without colour too, and the same colour comes back with another dash. */
+const series = (i) => ({ class: `series s${i % COLOURS}`, "stroke-dasharray": DASHES[(i + Math.floor(i / COLOURS)) % DASHES.length] });
 
 /** Round values that cover a domain. */
 function ticks({ domain: [low, high], whole }, count) {

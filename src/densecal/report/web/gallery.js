@@ -68,6 +68,5 @@ function startGallery() {
 if (data.records.length) startDiagrams();
 startTraining();
 startAlpha();
-startOutside();
 startGallery();
 document.documentElement.dataset.ready = "true";

@@ -55,9 +55,17 @@ const names = [...new Set(data.records.map((record) => record.name))];
 const least = (name) => Math.min(...data.records.filter((r) => r.name === name).map((r) => r.figures.ece_ew ?? 1));
 const firstShown = new Set([...names].sort((a, b) => least(a) - least(b)).slice(0, MOST));
 
+// of more methods than colours, those that are shown first have colours of their own
+if (names.length > COLOURS) {
+  const order = [...firstShown, ...names.filter((name) => !firstShown.has(name))];
+  for (const one of [...data.records, ...data.runs]) if (names.includes(one.name)) one.colour = order.indexOf(one.name);
+}
+
+const tickedNames = () => new Set([...shownBox.querySelectorAll("input:checked")].map((box) => box.value));
+
 /** The records of the chosen data set whose method is ticked. */
 function shown() {
-  const ticked = new Set([...shownBox.querySelectorAll("input:checked")].map((box) => box.value));
+  const ticked = tickedNames();
   return data.records.filter((record) => record.dataset === datasetSelect.value && ticked.has(record.name));
 }
 
@@ -84,6 +92,7 @@ function drawDiagrams() {
   panels(byId("joint-panels"), records, (r) => joint(r, jointLow(records)));
   panels(byId("confidence-panels"), records, confidences);
   drawThreshold();
+  drawOutside();
 }
 
 const redraw = {};
@@ -249,11 +258,12 @@ function startAlpha() {
   }
 }
 
-function startOutside() {
-  for (const entry of data.ood) {
+function drawOutside() {
+  const ticked = tickedNames();
+  byId("ood-panels")?.replaceChildren(...data.ood.filter((entry) => ticked.has(entry.name)).map((entry) => {
     const separation = `AUROC ${decimal(entry.auroc)}, FPR95 ${decimal(entry.fpr95)}`;
-    byId("ood-panels").append(panel(`${entry.name}: ${entry.outside}`, separation, () => entropies(entry)));
-  }
+    return panel(`${entry.name}: ${entry.outside}`, separation, () => entropies(entry));
+  }));
 }
 
 /** An image of the page's store. */

@@ -1,0 +1,180 @@
+"""The tables and plots of docs/results.md and README.md: `python docs/tools/make_results.py`.
+
+They are made from the JSON under docs/results. A table stands between `<!-- made: NAME -->` and `<!-- end -->`;
+everything else of a page is written by hand.
+"""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from densecal.report.figures import CYCLE, GREY
+
+DOCS = Path(__file__).parents[1]
+PAGES = [DOCS / "results.md", DOCS.parent / "README.md"]
+BLOCK = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TEMPERATURE = "temperature"
+
+
+class Column(NamedTuple):
+    """A figure of a data set; factor 100 makes per cent."""
+
+    title: str
+    dataset: str
+    key: str
+    factor: int = 100
+    digits: int = 2
+
+
+DUTS = [
+    Column("validation ECE", "validation", "ece_ew"),
+    Column("OE", "validation", "oe_ew"),
+    Column("ECSSD ECE", "ECSSD", "ece_ew"),
+    Column("OE", "ECSSD", "oe_ew"),
+    Column("F max", "ECSSD", "f_max", 1, 4),
+    Column("textures ECE", "textures", "ece_ew"),
+    Column("accuracy", "textures", "accuracy", 100, 1),
+]
+SHORT = [DUTS[i] for i in (0, 2, 3, 4, 5)]
+AWAY = [
+    Column("validation ECE", "validation", "ece_ew"),
+    Column("NLL", "validation", "nll", 1, 4),
+    Column("informationless ECE", "informationless", "ece_ew"),
+    Column("NLL", "informationless", "nll", 1, 4),
+    Column("ECSSD ECE", "ECSSD", "ece_ew"),
+    Column("F max", "ECSSD", "f_max", 1, 4),
+    Column("textures ECE", "textures", "ece_ew"),
+]
+CAMVID = [
+    Column("held-out ECE", "validation", "ece_ew"),
+    Column("test ECE", "CamVid", "ece_ew"),
+    Column("OE", "CamVid", "oe_ew"),
+    Column("NLL", "CamVid", "nll", 1, 3),
+    Column("accuracy", "CamVid", "accuracy", 100, 1),
+    Column("mIoU", "CamVid", "miou", 100, 1),
+]
+
+
+def rows_of(name: str) -> list[dict]:
+    """The rows of a benchmark's results."""
+    return json.loads((DOCS / "results" / name / "results.json").read_text())["rows"]
+
+
+def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str) -> list[float]:
+    """A figure of every seed of a row."""
+    for row in rows:
+        if (row["label"], row["calibrator"], row["dataset"], row["reference"]) == (label, calibrator, dataset, ""):
+            return list(row["figures"][key]["seeds"].values())
+    return []
+
+
+def table(rows: list[dict], columns: list[Column], prefix: str = "") -> list[str]:
+    """A line a method, as it is and with a temperature: mean and, of several seeds, standard deviation."""
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    lines = []
+    for calibrator in ("none", TEMPERATURE):
+        for label in labels:
+            cells = [seeds_of(rows, label, calibrator, c.dataset, c.key) for c in columns]
+            if cells[0]:
+                name = prefix + label + (f" + {calibrator}" if calibrator != "none" else "")
+                shown = [_shown(values, column) for values, column in zip(cells, columns, strict=True)]
+                lines.append(f"| {name} | {len(cells[0])} | {' | '.join(shown)} |")
+    return lines
+
+
+def with_head(columns: list[Column], lines: list[str]) -> str:
+    """A whole Markdown table."""
+    head = f"| method | seeds | {' | '.join(column.title for column in columns)} |"
+    return "\n".join([head, "|---|" + "---:|" * (len(columns) + 1), *lines]) + "\n"
+
+
+def _shown(values: list[float], column: Column) -> str:
+    values = [column.factor * value for value in values]
+    mean = f"{statistics.fmean(values):.{column.digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{column.digits}f}"
+
+
+def blocks() -> dict[str, str]:
+    """All tables by name."""
+    networks = [
+        line
+        for name, folder in (("EDN", "edn"), ("ICON", "icon"), ("EBMGSOD", "ebmgsod"))
+        for line in table(rows_of(folder), DUTS, f"{name}, ")
+    ]
+    short = [row for row in table(rows_of("duts"), SHORT) if TEMPERATURE not in row or row.startswith("| bce ")]
+    return {
+        "short": with_head(SHORT, short),
+        "duts": with_head(DUTS, table(rows_of("duts"), DUTS)),
+        "away": with_head(AWAY, table(rows_of("away"), AWAY)),
+        "networks": with_head(DUTS, networks),
+        "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
+    }
+
+
+def page(text: str) -> str:
+    """The page with its tables made anew."""
+    made = blocks()
+    return BLOCK.sub(lambda match: match[1] + made[match[2]] + match[3], text)
+
+
+def scatter() -> Figure:
+    """ECE on ECSSD against ECE on textures: circles for methods as they are, squares with a temperature."""
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    axis = figure.subplots()
+    labels = []
+    for name in ("duts", "away"):
+        rows = rows_of(name)
+        for label in dict.fromkeys(row["label"] for row in rows):
+            labels.append(label)
+            style = {"color": CYCLE[(len(labels) - 1) % len(CYCLE)], "markersize": 7, "markeredgewidth": 2}
+            style |= {} if name == "duts" else {"markerfacecolor": "white"}
+            places = []
+            for calibrator, marker in (("none", "o"), (TEMPERATURE, "s")):
+                home, away = (
+                    100 * statistics.fmean(seeds_of(rows, label, calibrator, dataset, "ece_ew"))
+                    for dataset in ("ECSSD", "textures")
+                )
+                places.append((home, away))
+                axis.plot(home, away, marker, label=label if marker == "o" else None, **style)
+            axis.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": style["color"]}, zorder=0)
+    home = 100 * statistics.fmean(seeds_of(rows_of("duts"), "bce", TEMPERATURE, "ECSSD", "ece_ew"))
+    away = 100 * statistics.fmean(seeds_of(rows_of("duts"), "aslp-mc", "none", "textures", "ece_ew"))
+    axis.fill_between([0, home], 0, away, color=GREY, alpha=0.2, linewidth=0)
+    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", xlim=(0, 3), ylim=(0, 10))
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def trajectory() -> Figure:
+    """The closed loop at work: its level, the gap that drives it and the error, over the epochs of a run."""
+    path = DOCS / "results/away/cells/aslp-cl_+_informationless/seed-0/run/log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    curves = {
+        "level: 1 - C": [100 * (1 - line["method"]["bound"]) for line in lines],
+        "smoothed gap: confidence - accuracy": [100 * line["method"]["gap"] for line in lines],
+        "validation ECE": [100 * line["validation"]["ece_ew"] for line in lines],
+    }
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for (label, values), colour, marker in zip(curves.items(), CYCLE, "os^", strict=False):
+        axis.plot([line["epoch"] for line in lines], values, f"{marker}-", color=colour, label=label)
+    axis.axhline(0, color=GREY, linewidth=1)
+    axis.set(xlabel="epoch", ylabel="%")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def main() -> None:
+    """Write the pages and the plots."""
+    for path in PAGES:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    scatter().savefig(DOCS / "images" / "home-away.png", dpi=100)
+    trajectory().savefig(DOCS / "images" / "closed-loop.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()

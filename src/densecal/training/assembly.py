@@ -1,0 +1,118 @@
+"""What a run is put together from: the network, the method, the optimizers, and the ways to make a step fast."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule
+from torch import nn
+
+from densecal.errors import InputError
+from densecal.methods import Method, create
+from densecal.models import build
+from densecal.training.config import Config
+from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
+from densecal.training.feed import Data
+from densecal.training.graphs import replay_training
+from densecal.training.optimizers import create_optimizers
+from densecal.training.preemption import Place
+
+
+@dataclass
+class Run:
+    """Everything that a step, a validation or a checkpoint touches."""
+
+    config: Config
+    fabric: Fabric
+    data: Data
+    resident: bool
+    """Whether all samples are on the device."""
+    model: _FabricModule
+    network: nn.Module
+    """The module behind ``model``, which may be wrapped for several processes."""
+    average: nn.Module | None
+    method: Method
+    optimizers: dict[str, torch.optim.Optimizer]
+    criterion: Criterion
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the process is asked to end."""
+    place: Place | None = None
+    """Where an interrupted epoch goes on."""
+
+    @property
+    def best_network(self) -> nn.Module:
+        """The weights to validate and keep: their average where there is one."""
+        return self.average or self.network
+
+
+def fabric_of(config: Config) -> Fabric:
+    """The devices, processes and precision that a configuration asks for."""
+    engine = config.engine
+    cuda = torch.cuda.is_available() if engine.accelerator == "auto" else engine.accelerator == "cuda"
+    if cuda and not torch.cuda.is_available():
+        raise InputError("engine.accelerator", "cuda, which this machine does not have", "cpu or auto")
+    precision = engine.precision if engine.precision != "auto" else "bf16-mixed" if cuda else "32-true"
+    several = engine.devices * engine.nodes > 1
+    return Fabric(
+        accelerator="cuda" if cuda else "cpu",
+        strategy="ddp" if several else "auto",
+        devices=engine.devices,
+        num_nodes=engine.nodes,
+        precision=precision,
+    )
+
+
+def assemble(config: Config, fabric: Fabric, data: Data) -> Run:
+    """Build the network, the method and the optimizers of a run on its device, as fast as the device allows."""
+    engine, optim = config.engine, config.optim
+    if optim.batch < fabric.world_size:
+        raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
+    on_cuda = fabric.device.type == "cuda"
+    torch.manual_seed(engine.seed)
+    given = config.model
+    try:
+        network = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError("model", str(error), "an architecture and encoder that fit") from None
+    if engine.channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    network = network.to(fabric.device)
+    average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
+    method = create(
+        config.method.name,
+        num_samples=len(data.train),
+        num_classes=config.data.classes,
+        # packed foreground masks hold 0 to 1: no value of theirs may mean void
+        ignore_index=config.data.ignore_index if config.data.classes > 1 else 255,
+        seed=engine.seed,
+        **config.method_options,
+    ).to(fabric.device)
+    criterion = criterion_of(network.network)
+    plain = isinstance(criterion, PlainCriterion)
+    if config.method.name == "mixup" and not plain:
+        raise InputError("method.name", f"mixup for {given.arch}, whose losses need masks of unmixed images", "another")
+    optimizers = create_optimizers(network.network, optim)
+    if engine.compile:
+        # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
+        network.compile(dynamic=False)
+    elif on_cuda and engine.fused and engine.channels_last and importlib.util.find_spec("triton"):
+        from densecal.training.fused import fuse_normalisation
+
+        fuse_normalisation(network)
+        if engine.depthwise:
+            from densecal.training.depthwise import fuse_depthwise
+
+            fuse_depthwise(network)
+    if on_cuda and engine.graphs and not engine.compile and fabric.world_size == 1 and optim.accumulate == 1 and plain:
+        replay_training(network)
+    model, *ready = fabric.setup(network, *optimizers.values())
+    optimizers = dict(zip(optimizers, ready, strict=True))
+    resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
+    return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)

@@ -1,0 +1,99 @@
+"""A run with a calibrator of its own: fitted when training ends, and part of the model from then on."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from densecal import posthoc
+from densecal.calibration import RunData, fit
+from densecal.ensembles import load_ensemble
+from densecal.errors import InputError
+from densecal.export import export_run
+from densecal.prediction import load_predictor
+from densecal.training import loop
+from densecal.training.loop import train
+from tests.training.common import small_config
+
+CONFIG = small_config("model.calibrator=temperature")
+IMAGE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("own") / "run"
+    train(CONFIG, out)
+    return out
+
+
+def temperature(run):
+    return float(posthoc.load(run / "calibrator.json").temperature)
+
+
+def test_it_is_what_calibrate_fit_would_find_on_the_validation_images(run):
+    expected = fit("temperature", RunData(run / "checkpoints" / "last")).calibrator
+    assert temperature(run) == float(expected.temperature)
+    assert temperature(run) != 1
+
+
+def test_predictions_have_it_and_those_of_a_checkpoint_do_not(run):
+    calibrated, plain = load_predictor(run), load_predictor(run / "checkpoints" / "last")
+    z = plain.logits([IMAGE])[0]
+    torch.testing.assert_close(calibrated.logits([IMAGE])[0], z)
+    torch.testing.assert_close(plain.probabilities([IMAGE])[0], z[0].sigmoid())
+    expected = (z[0] / temperature(run)).sigmoid()
+    torch.testing.assert_close(calibrated.probabilities([IMAGE])[0], expected)
+    (bands,) = calibrated.bands([IMAGE])
+    np.testing.assert_allclose(np.concatenate(list(bands), axis=1)[0], expected, atol=1e-6)
+
+
+def test_an_exported_file_has_it(run, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    export_run(run, tmp_path / "model.onnx", input="uint8")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    image = IMAGE[:32, :32]
+    (p,) = session.run(None, {"images": image.transpose(2, 0, 1)[None]})
+    np.testing.assert_allclose(p[0, 0], load_predictor(run).probabilities([image])[0], atol=1e-4)
+
+
+def test_an_ensemble_does_not_use_a_members(run):
+    assert load_ensemble([run]).calibrator is not None
+    assert load_ensemble([run, run]).calibrator is None
+
+
+def test_killed_before_it_was_fitted_the_run_goes_on_with_that(run, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "fit_own", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(CONFIG, out)
+    with pytest.warns(UserWarning, match="has not ended, so its temperature is not fitted yet"):
+        assert load_predictor(out).calibrator is None
+    assert train(CONFIG, out, resume=True) is None
+    assert temperature(out) == temperature(run)
+
+
+def test_a_second_calibrator_is_not_fitted_on_top(run):
+    with pytest.raises(InputError, match="a run with its own temperature; expected its model without it"):
+        RunData(run)
+
+
+def test_another_calibrators_file_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    posthoc.save(posthoc.create("platt"), tmp_path / "run" / "calibrator.json")
+    with pytest.raises(InputError, match="platt for 1 classes; expected temperature for 1"):
+        load_predictor(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "expected"),
+    [("nonsense", 1, "beta"), ("local-temperature", 1, "platt"), ("isotonic", 3, "temperature, vector")],
+)
+def test_one_that_does_not_fit_is_refused_before_training(name, classes, expected):
+    data = ["data.scenes=null", "data.images=x"] if classes > 1 else []
+    with pytest.raises(InputError, match=f"model.calibrator is '{name}'; expected one of .*{expected}"):
+        small_config(f"model.calibrator={name}", f"data.classes={classes}", *data)
