@@ -98,6 +98,24 @@ def _shown(values: list[float], column: Column) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{column.digits}f}"
 
 
+def last_epoch(run: str) -> dict:
+    """The last line of a run's log."""
+    return json.loads((DOCS / "results" / run / "run" / "log.jsonl").read_text().splitlines()[-1])
+
+
+def products() -> str:
+    """Mean confidence of ASLP_MC on validation images, and that of cross entropy times that of the labels."""
+    lines = ["| run | accuracy | clean labels: C0 | labels: L | predicted | measured |", "|---|" + "---:|" * 5]
+    for name, classes, seeds in (("duts", 2, (1,)), ("camvid", 11, (0, 1, 2))):
+        for seed in seeds:
+            clean, run = (last_epoch(f"{name}/cells/{method}/seed-{seed}") for method in ("bce", "aslp-mc"))
+            C0, L = clean["validation"]["mean_confidence"], run["method"]["expected_confidence"]
+            predicted = L * C0 + (1 - L) * (1 - C0) / (classes - 1)
+            shown = [run["validation"]["accuracy"], C0, L, predicted, run["validation"]["mean_confidence"]]
+            lines.append(f"| {name}, seed {seed} | {' | '.join(f'{100 * value:.1f}' for value in shown)} |")
+    return "\n".join(lines) + "\n"
+
+
 def blocks() -> dict[str, str]:
     """All tables by name."""
     networks = [
@@ -111,6 +129,7 @@ def blocks() -> dict[str, str]:
         "duts": with_head(DUTS, table(rows_of("duts"), DUTS)),
         "away": with_head(AWAY, table(rows_of("away"), AWAY)),
         "networks": with_head(DUTS, networks),
+        "products": products(),
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
     }
 

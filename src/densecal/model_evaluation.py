@@ -18,10 +18,13 @@ from densecal.data import open_source
 from densecal.data.decoding import Reading, decode_all
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Total
-from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
+from densecal.metrics.segmentation import SegmentationMeter
 from densecal.scoring import Settings
+from densecal.training.feed import prefetched
 
 ENTROPY_BINS = 100
+SCORED_AT_ONCE = 256
+"""Images whose counts of levels become scores together."""
 MAX_VALUES = 1 << 27
 """Logits at the size of the masks come in smaller groups where they are more than so many numbers."""
 
@@ -141,22 +144,35 @@ def model_outputs(
     Yields:
         Samples, images (B, 3, H, W), logits (B, C, H, W) and masks (B, H, W) int64, at the size of the masks.
     """
+    for images, parts in prefetched(_batches(data, device, batch)):
+        images = images.permute(0, 3, 1, 2).float() / 255
+        z = logits(images).float()
+        start = 0
+        for samples, y in parts:
+            part = slice(start, start + len(samples))
+            start = part.stop
+            shape = y.shape[1:]
+            yield samples, _resized(images[part], shape), _resized(z[part], shape), y.long()
+
+
+def _batches(
+    data: ImageSet, device: torch.device | str, batch: int
+) -> Iterator[tuple[Tensor, list[tuple[list[int], Tensor]]]]:
+    """Batches on the device: images, and the masks of those of one size together with their samples."""
     shapes = [mask.shape for mask in data.masks]
     # the network sees full batches, whatever the sizes of the masks
     order = sorted(range(len(data)), key=lambda i: shapes[i])
+    images = torch.from_numpy(data.images)
     for first in range(0, len(order), batch):
         group = order[first : first + batch]
-        images = torch.from_numpy(data.images[group]).to(device).permute(0, 3, 1, 2).float() / 255
-        z = logits(images).float()
-        start = 0
+        parts = []
         for shape, same in groupby(group, key=lambda i: shapes[i]):
             together = list(same)
-            fitting = max(1, MAX_VALUES // (z.shape[1] * shape[0] * shape[1]))
+            fitting = max(1, MAX_VALUES // (max(data.classes, 1) * shape[0] * shape[1]))
             for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
-                part = slice(start, start + len(samples))
-                start = part.stop
-                y = torch.from_numpy(np.stack([data.masks[i] for i in samples])).to(device).long()
-                yield samples, _resized(images[part], shape), _resized(z[part], shape), y
+                masks = torch.from_numpy(np.stack([data.masks[i] for i in samples]))
+                parts.append((samples, masks.to(device)))
+        yield images[group].to(device), parts
 
 
 class _Scores:
@@ -166,8 +182,11 @@ class _Scores:
         self.total = Total(settings)
         self.binary = settings.binary
         self.calibrate = calibrate
+        # on the device until the end, so that it is never waited for
         self.entropies: list[Tensor] = []
         self.histogram: Tensor | int = 0
+        self.levels: list[Tensor] = []
+        self.confusion: Tensor | int = 0
 
     @torch.inference_mode()
     def add(self, names: list[str], z: Tensor, y: Tensor, images: Tensor) -> None:
@@ -179,13 +198,9 @@ class _Scores:
         self.total.meter.update(p, y)
         self._add_entropy(p, y)
         if self.binary:
-            scores = SegmentationMeter(full=False)
-            scores.update_levels(_level_counts(p[:, 0], y).cpu().numpy())
-            self.total.segmentation.add(scores.state_dict())
+            self.levels.append(_level_counts(p[:, 0], y))
         else:
-            confusion = ConfusionMeter(p.shape[1])
-            confusion.update(p.argmax(dim=1).cpu().numpy(), y.cpu().numpy(), self.total.meter.ignore_index)
-            self.total.segmentation.add(confusion.state_dict())
+            self.confusion = self.confusion + _confusion(p.argmax(dim=1), y, p.shape[1], self.total.meter.ignore_index)
 
     def _add_entropy(self, p: Tensor, y: Tensor) -> None:
         classes = torch.cat([1 - p, p], dim=1) if self.binary else p
@@ -199,9 +214,21 @@ class _Scores:
         self.histogram = self.histogram + counts[:ENTROPY_BINS]
         self.entropies.append(h.flatten(1).nanmean(dim=1))
 
+    def _add_segmentation(self) -> None:
+        if self.binary:
+            scores = SegmentationMeter(full=False)
+            counts = torch.cat(self.levels).cpu().numpy()
+            for first in range(0, len(counts), SCORED_AT_ONCE):
+                scores.update_levels(counts[first : first + SCORED_AT_ONCE])
+            self.total.segmentation.add(scores.state_dict())
+        else:
+            assert isinstance(self.confusion, Tensor)
+            self.total.segmentation.add({"matrix": self.confusion.cpu().numpy()})
+
     def evaluation(self, name: str, dataset: str) -> Evaluation:
         if not self.total.stems:
             raise InputError(dataset, "no image", "at least one")
+        self._add_segmentation()
         record = self.total.record(name, dataset, [])
         assert isinstance(self.histogram, Tensor)
         record["entropy"] = {
@@ -217,6 +244,15 @@ def _level_counts(p: Tensor, y: Tensor) -> Tensor:
     image = torch.arange(len(p), device=p.device).view(-1, 1, 1)
     key = (image * 2 + y) * 256 + levels
     return torch.bincount(key.flatten(), minlength=len(p) * 512).view(-1, 2, 256)
+
+
+def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
+    """Pixels by true and predicted class (K, K)."""
+    key = y * classes + predicted
+    if ignore_index is not None:  # void pixels go behind the last key, and are cut off
+        key = key.masked_fill(y == ignore_index, classes * classes)
+    counts: Tensor = torch.bincount(key.flatten(), minlength=classes * classes + 1)[: classes * classes]
+    return counts.view(classes, classes)
 
 
 def _resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:

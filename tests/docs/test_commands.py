@@ -36,6 +36,7 @@ PAGES = [page for page in PAGES if "results/" not in page.as_posix().removeprefi
 
 ONLY_PARSED = {
     "benchmark examples/benchmark_duts.yaml": "trains eighteen networks on DUTS-TR",
+    "benchmark examples/benchmark_backbones.yaml": "trains eight large networks on DUTS-TR",
     "benchmark examples/study_": "trains dozens of networks",
     "benchmark docs/results/": "trains networks on DUTS-TR or CamVid for hours on a CPU",
     "train sod --out runs/sod": "needs MLflow; tests/integrations/test_loggers.py trains with a stand-in for it",

@@ -1,0 +1,52 @@
+"""Seconds from the command to the end of the first optimizer step, without packed images and with them.
+
+    python benchmarks/first_step.py data.images=DUTS-TR optim.batch=64
+
+Arguments are settings of the recipe `sod`. A process of its own trains, because imports and kernels count too.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+
+def train_one_step(out: str, settings: list[str]) -> None:
+    """Train until the first step is done, and print the time of day."""
+    import torch
+
+    from densecal.training.config import load_config
+    from densecal.training.loop import train
+
+    def report(title: str, done: int, _total: int, _figures: dict) -> None:
+        if title.startswith("Epoch 1") and done == 1:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            print(time.time())
+            sys.exit()
+
+    warnings.simplefilter("ignore")
+    train(load_config("sod", settings), Path(out), progress=report)
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        for label in ("cold", "warm"):
+            command = [sys.executable, __file__, "--one-step", f"{folder}/{label}", *sys.argv[1:]]
+            start = time.time()
+            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found[label] = float(output.split()[-1]) - start
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one-step"]:
+        train_one_step(sys.argv[2], sys.argv[3:])
+    else:
+        main()

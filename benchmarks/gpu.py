@@ -1,0 +1,173 @@
+"""Images a second in training and evaluation on a CUDA GPU, written as JSON: the figures of docs/performance.md.
+
+    python benchmarks/gpu.py --out measured.json                  # everything
+    python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that its time goes to
+
+Synthetic images, held on the device as training does it; the whole step counts: augmentation, method, optimizer.
+`--set engine.depthwise=true` and the like change the training entries. `--tiny` runs on small images anywhere.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from densecal.metrics import CalibrationMeter
+from densecal.model_evaluation import ImageSet, evaluate_model
+from densecal.models import build
+from densecal.training.assembly import assemble, fabric_of
+from densecal.training.config import load_config
+from densecal.training.feed import ArraySamples, Data
+from densecal.training.loop import train_epoch, validate
+
+# architecture, encoder, size, and steps an epoch: as many as DUTS-TR has where that does not take long
+TRAINED = {
+    "train-unet-256": ("unet", "tf_efficientnet_lite2", 256, 150),
+    "train-unet-384": ("unet", "resnet50", 384, 48),
+    "train-paper-unet-384": ("paper-unet", "resnet50", 384, 24),
+}
+EVALUATED = {"evaluate-256": 256, "evaluate-384": 384}
+SHAPES = [(300, 400), (400, 300), (267, 400), (400, 400)]
+"""Sizes of masks as photographs have them."""
+PROFILED_STEPS = 8
+
+
+class Bench:
+    """What all entries share.
+
+    Args:
+        device: Where to measure.
+        tiny: Small images and batches, to see that everything runs.
+        overrides: Further settings of the trainings.
+        profiled: Whether to print where the time goes.
+    """
+
+    def __init__(self, device: torch.device, tiny: bool, overrides: list[str], profiled: bool) -> None:
+        self.device, self.tiny, self.overrides, self.profiled = device, tiny, overrides, profiled
+        self.batch = 4 if tiny else 64
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def rate(self, images: int, work) -> float:
+        """Images a second of some work, with nothing left to do before and after."""
+        self.wait()
+        start = time.perf_counter()
+        work()
+        self.wait()
+        return images / (time.perf_counter() - start)
+
+    def show(self, work) -> None:
+        """Print the kernels that some work spends its time in."""
+        if not self.profiled:
+            return
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
+        with profile(activities=activities) as found:
+            work()
+            self.wait()
+        key = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        print(found.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60), flush=True)
+
+    def train(self, arch: str, encoder: str, size: int, steps: int) -> dict:
+        size, steps = (64, 3) if self.tiny else (size, steps)
+        config = load_config(
+            "demo",
+            [
+                f"data.size={size}", "data.augment=paper", f"model.arch={arch}", f"model.encoder={encoder}",
+                "model.weights=null", "model.options={}", f"optim.batch={self.batch}", "method.name=aslp-mc",
+                "method.warmup=1", *self.overrides,
+            ],
+        )  # fmt: skip
+        data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
+        start = time.perf_counter()
+        run = assemble(config, fabric_of(config), data)
+        train_epoch(run, 0)
+        self.wait()
+        first = time.perf_counter() - start
+        run.method.after_epoch(validate(run))
+        found = {
+            "first_epoch_seconds": first,
+            "train_images_per_second": self.rate(len(data.train), lambda: train_epoch(run, 1)),
+            "validate_images_per_second": self.rate(len(data.validation), lambda: validate(run)),
+        }
+        run.data = Data(samples(self.batch * PROFILED_STEPS, size), data.validation, [])
+        run.data.train.resident(self.device)
+        self.show(lambda: train_epoch(run, 2))
+        return found
+
+    def evaluate(self, size: int) -> dict:
+        size, count = (64, 12) if self.tiny else (size, 512)
+        network = build("unet", "tf_efficientnet_lite2", None, 1).to(self.device, memory_format=torch.channels_last)
+        network.eval()
+
+        @torch.inference_mode()
+        def logits(x):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                return network(x.contiguous(memory_format=torch.channels_last))
+
+        images = torch.rand(self.batch, 3, size, size, device=self.device)
+        z = logits(images).float()
+        y = (torch.rand_like(z) < 0.3).float()
+        meter = CalibrationMeter(boundary=False)
+        found = {}
+        for _ in range(2):  # the first time is for kernels to be built
+            found["forward_images_per_second"] = self.rate(4 * self.batch, lambda: [logits(images) for _ in range(4)])
+            found["meter_images_per_second"] = self.rate(
+                4 * self.batch, lambda: [meter.update(logits=z, masks=y) for _ in range(4)]
+            )
+        rng = np.random.default_rng(0)
+        pixels, names = noise(count, size), [str(i) for i in range(count)]
+        for label, shapes in (("network", [(size, size)]), ("own", [(64, 80)] if self.tiny else SHAPES)):
+            masks = [(rng.random(shapes[i % len(shapes)]) < 0.3).astype(np.uint8) for i in range(count)]
+            images_of = ImageSet("synthetic", names, pixels, masks)
+            for _ in range(2):
+                found[f"{label}_size_images_per_second"] = self.rate(
+                    count, lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch)
+                )
+            self.show(lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch))
+        return found
+
+
+def noise(count: int, size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (count, size, size, 3), dtype=np.uint8)
+
+
+def samples(count: int, size: int) -> ArraySamples:
+    """Noise, with a square to be found in it."""
+    masks = np.zeros((count, size, size), np.uint8)
+    masks[:, size // 4 : size // 2, size // 4 : size // 2] = 255
+    return ArraySamples([str(i) for i in range(count)], noise(count, size), masks)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("entries", nargs="*", choices=[[], *TRAINED, *EVALUATED])
+    parser.add_argument("--set", action="append", default=[], help="a setting of the trainings")
+    parser.add_argument("--out", type=Path, help="JSON file, written after every entry")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    if not (torch.cuda.is_available() or given.tiny):
+        parser.error("this machine has no CUDA GPU; --tiny runs without one")
+    warnings.simplefilter("ignore")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bench = Bench(device, given.tiny, given.set, given.profile)
+    measured = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "set": given.set}
+    for name in given.entries or [*TRAINED, *EVALUATED]:
+        if name in TRAINED:
+            measured[name] = bench.train(*TRAINED[name])
+        else:
+            measured[name] = bench.evaluate(EVALUATED[name])
+        print(name, json.dumps(measured[name]), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
