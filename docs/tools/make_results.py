@@ -32,30 +32,30 @@ class Column(NamedTuple):
 
 DUTS = [
     Column("validation ECE", "validation", "ece_ew"),
-    Column("OE", "validation", "oe_ew"),
+    Column("validation OE", "validation", "oe_ew"),
     Column("ECSSD ECE", "ECSSD", "ece_ew"),
-    Column("OE", "ECSSD", "oe_ew"),
-    Column("F max", "ECSSD", "f_max", 1, 4),
+    Column("ECSSD OE", "ECSSD", "oe_ew"),
+    Column("ECSSD F max", "ECSSD", "f_max", 1, 4),
     Column("textures ECE", "textures", "ece_ew"),
-    Column("accuracy", "textures", "accuracy", 100, 1),
+    Column("textures accuracy", "textures", "accuracy", 100, 1),
 ]
 SHORT = [DUTS[i] for i in (0, 2, 3, 4, 5)]
 AWAY = [
     Column("validation ECE", "validation", "ece_ew"),
-    Column("NLL", "validation", "nll", 1, 4),
+    Column("validation NLL", "validation", "nll", 1, 4),
     Column("informationless ECE", "informationless", "ece_ew"),
-    Column("NLL", "informationless", "nll", 1, 4),
+    Column("informationless NLL", "informationless", "nll", 1, 4),
     Column("ECSSD ECE", "ECSSD", "ece_ew"),
-    Column("F max", "ECSSD", "f_max", 1, 4),
+    Column("ECSSD F max", "ECSSD", "f_max", 1, 4),
     Column("textures ECE", "textures", "ece_ew"),
 ]
 CAMVID = [
     Column("held-out ECE", "validation", "ece_ew"),
     Column("test ECE", "CamVid", "ece_ew"),
-    Column("OE", "CamVid", "oe_ew"),
-    Column("NLL", "CamVid", "nll", 1, 3),
-    Column("accuracy", "CamVid", "accuracy", 100, 1),
-    Column("mIoU", "CamVid", "miou", 100, 1),
+    Column("test OE", "CamVid", "oe_ew"),
+    Column("test NLL", "CamVid", "nll", 1, 3),
+    Column("test accuracy", "CamVid", "accuracy", 100, 1),
+    Column("test mIoU", "CamVid", "miou", 100, 1),
 ]
 
 
