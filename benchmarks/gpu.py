@@ -80,8 +80,7 @@ class Bench:
             "demo",
             [
                 f"data.size={size}", "data.augment=paper", f"model.arch={arch}", f"model.encoder={encoder}",
-                "model.weights=null", "model.options={}", f"optim.batch={self.batch}", "method.name=aslp-mc",
-                "method.warmup=1", *self.overrides,
+                "model.weights=null", "model.options={}", f"optim.batch={self.batch}", *self.overrides,
             ],
         )  # fmt: skip
         data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
@@ -91,14 +90,15 @@ class Bench:
         self.wait()
         first = time.perf_counter() - start
         run.method.after_epoch(validate(run))
+        epoch = 1 + int(getattr(run.method, "warmup", 0))  # past the warm-up of a method's rule
         found = {
             "first_epoch_seconds": first,
-            "train_images_per_second": self.rate(len(data.train), lambda: train_epoch(run, 1)),
+            "train_images_per_second": self.rate(len(data.train), lambda: train_epoch(run, epoch)),
             "validate_images_per_second": self.rate(len(data.validation), lambda: validate(run)),
         }
         run.data = Data(samples(self.batch * PROFILED_STEPS, size), data.validation, [])
         run.data.train.resident(self.device)
-        self.show(lambda: train_epoch(run, 2))
+        self.show(lambda: train_epoch(run, epoch + 1))
         return found
 
     def evaluate(self, size: int) -> dict:
@@ -147,12 +147,15 @@ def samples(count: int, size: int) -> ArraySamples:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("entries", nargs="*", choices=[[], *TRAINED, *EVALUATED])
+    parser.add_argument("entries", nargs="*", metavar="ENTRY", help=f"all of {', '.join([*TRAINED, *EVALUATED])}")
     parser.add_argument("--set", action="append", default=[], help="a setting of the trainings")
     parser.add_argument("--out", type=Path, help="JSON file, written after every entry")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
+    for name in given.entries:
+        if name not in (*TRAINED, *EVALUATED):
+            parser.error(f"{name}: expected one of {', '.join([*TRAINED, *EVALUATED])}")
     if not (torch.cuda.is_available() or given.tiny):
         parser.error("this machine has no CUDA GPU; --tiny runs without one")
     warnings.simplefilter("ignore")

@@ -349,6 +349,14 @@ def test_validation_images_without_their_information_are_a_row_too(tmp_path):
     assert rows["bce"].values("calibration", "brier")["0"] == pytest.approx(expected.brier, abs=1e-6)
 
 
+def test_masks_of_several_classes_cannot_be_empty(tmp_path):
+    several = ["data.scenes=null", "data.images=photos", "data.classes=3"]
+    few = [setting for setting in SMALL if "scenes" not in setting]
+    changed = matrix(overrides=[*few, *several], datasets=[{"name": "a", "informationless": True}], calibrators=[])
+    with pytest.raises(InputError, match="datasets: a: informationless images for 3 classes"):
+        Plan(changed, tmp_path)
+
+
 def test_every_method_has_its_first_seed_before_any_has_its_second(tmp_path):
     assert [(task.label, task.seed) for task in open_tasks(Plan(matrix(), tmp_path), set())] == [
         ("bce", 0), ("aslp-si", 0), ("bce", 1), ("aslp-si", 1),

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +112,35 @@ def test_exact_sums_do_not_depend_on_order_or_grouping(values: list[float], rand
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert summed(values, 1) == summed(shuffled, 1) == summed(shuffled, 3)
     assert summed(values, 1) == pytest.approx(sum(values), rel=1e-14, abs=1e-15)
+
+
+STARTS_A_POOL = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from densecal.sharding import end_with_parent
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(2, mp_context=context, initializer=end_with_parent)
+    list(pool.map(abs, range(8)))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_pool_whose_owner_is_killed_ends(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(STARTS_A_POOL)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(owner.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(owner.pid, signal.SIGKILL)
+    raise AssertionError("workers outlived their owner")

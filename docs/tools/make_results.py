@@ -32,14 +32,15 @@ class Column(NamedTuple):
 
 DUTS = [
     Column("validation ECE", "validation", "ece_ew"),
-    Column("validation OE", "validation", "oe_ew"),
     Column("ECSSD ECE", "ECSSD", "ece_ew"),
+    Column("ECSSD ECE, equal mass", "ECSSD", "ece_em"),
     Column("ECSSD OE", "ECSSD", "oe_ew"),
+    Column("ECSSD NLL", "ECSSD", "nll", 1, 3),
     Column("ECSSD F max", "ECSSD", "f_max", 1, 4),
     Column("textures ECE", "textures", "ece_ew"),
     Column("textures accuracy", "textures", "accuracy", 100, 1),
 ]
-SHORT = [DUTS[i] for i in (0, 2, 3, 4, 5)]
+SHORT = [DUTS[i] for i in (0, 1, 3, 5, 6)]
 AWAY = [
     Column("validation ECE", "validation", "ece_ew"),
     Column("validation NLL", "validation", "nll", 1, 4),

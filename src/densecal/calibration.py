@@ -27,6 +27,7 @@ from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
 from densecal.posthoc.scores import Scores, score_batches, score_histogram
 from densecal.scoring import VOID, Pair, resize
+from densecal.training import checkpoint
 
 if TYPE_CHECKING:
     from densecal.prediction import Predictor
@@ -230,13 +231,12 @@ class RunData:
     has_images = True
 
     def __init__(self, run: Path, device: str = "auto") -> None:
-        from densecal.prediction import load_predictor
+        from densecal.prediction import load_predictor, own_calibrator_error
         from densecal.training.feed import open_data, open_parts
 
         self.predictor: Predictor = load_predictor(run, device)
         if self.predictor.calibrator is not None:
-            found = f"a run with its own {self.predictor.calibrator.method}"
-            raise InputError(run, found, f"its model without it, such as {run / 'checkpoints' / 'last'}")
+            raise own_calibrator_error(run, self.predictor.calibrator)
         config = self.predictor.config.data
         self.classes = config.classes
         self.ignore_index = config.ignore_index if config.classes > 1 else VOID
@@ -284,14 +284,10 @@ class RunData:
         return image, mask
 
 
-def fit_own(run: Path, progress: Progress | None = None) -> None:
-    """Fit the calibrator that a run's configuration names on its validation images, and keep it in the run folder."""
-    from densecal.prediction import CALIBRATOR
-
-    data = RunData(run / "checkpoints" / "last")
-    name = data.predictor.config.model.calibrator
-    assert name is not None
-    posthoc.save(fit(name, data, str(data.predictor.device), progress).calibrator, run / CALIBRATOR)
+def fit_own(method: str, run: Path, device: str = "auto", progress: Progress | None = None) -> None:
+    """Fit a calibrator on a run's validation images and make it the run's own."""
+    data = RunData(checkpoint.find(run), device)
+    posthoc.save(fit(method, data, str(data.predictor.device), progress).calibrator, run / checkpoint.CALIBRATOR)
 
 
 def is_run(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -90,13 +91,20 @@ def load_ensemble(runs: Sequence[Path], device: str = "auto") -> Predictor:
             )
     if len(members) == 1:
         return members[0]
-    # a member's calibrator does not fit their mean
-    return replace(members[0], model=_Ensemble(m.model for m in members).eval(), calibrator=None)
+    return _other_model(members[0], _Ensemble(m.model for m in members))
 
 
 def with_mc_dropout(predictor: Predictor, samples: int = 10, seed: int = 0) -> Predictor:
     """The same model with its dropout on, averaged over draws."""
-    return replace(predictor, model=mc_dropout(predictor.model, samples, seed).eval(), calibrator=None)
+    return _other_model(predictor, mc_dropout(predictor.model, samples, seed))
+
+
+def _other_model(predictor: Predictor, model: nn.Module) -> Predictor:
+    """A mean in place of a model, which the model's own calibrator does not fit."""
+    if predictor.calibrator is not None:
+        own = predictor.calibrator.method
+        warnings.warn(f"the mean is not calibrated: {own} was fitted to one model alone", stacklevel=3)
+    return replace(predictor, model=model.eval(), calibrator=None)
 
 
 class _Ensemble(nn.Module):

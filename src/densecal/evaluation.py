@@ -23,7 +23,7 @@ from densecal.metrics.exact import ExactSums
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 from densecal.pairing import dataset_name, find_pairs, skipped_entry
 from densecal.scoring import FEW_LEVELS, Findings, Pair, Part, Settings, score_pairs
-from densecal.sharding import ALONE, Processes
+from densecal.sharding import ALONE, Processes, end_with_parent
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
@@ -326,7 +326,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
             yield pool
     finally:
         if before is None:

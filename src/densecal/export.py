@@ -25,7 +25,7 @@ from densecal.errors import InputError
 from densecal.files import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
-from densecal.prediction import load_predictor
+from densecal.prediction import load_predictor, own_calibrator_error
 
 INPUTS = ("unit", "uint8", "normalised")
 """Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""
@@ -111,6 +111,8 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
     require_packages()
     predictor = load_predictor(run, "cpu")
     assert isinstance(predictor.model, SegmentationModel)
+    if calibrator is not None and predictor.calibrator is not None:
+        raise own_calibrator_error(run, predictor.calibrator)
     loaded = predictor.calibrator if calibrator is None else posthoc.load(calibrator)
     return export_model(predictor.model, out, predictor.config.data.size, loaded, input)
 

@@ -144,6 +144,9 @@ def model_outputs(
     Yields:
         Samples, images (B, 3, H, W), logits (B, C, H, W) and masks (B, H, W) int64, at the size of the masks.
     """
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
+        device = torch.device("cuda", torch.cuda.current_device())
     for images, parts in prefetched(_batches(data, device, batch)):
         images = images.permute(0, 3, 1, 2).float() / 255
         z = logits(images).float()
@@ -156,7 +159,7 @@ def model_outputs(
 
 
 def _batches(
-    data: ImageSet, device: torch.device | str, batch: int
+    data: ImageSet, device: torch.device, batch: int
 ) -> Iterator[tuple[Tensor, list[tuple[list[int], Tensor]]]]:
     """Batches on the device: images, and the masks of those of one size together with their samples."""
     shapes = [mask.shape for mask in data.masks]
@@ -168,7 +171,7 @@ def _batches(
         parts = []
         for shape, same in groupby(group, key=lambda i: shapes[i]):
             together = list(same)
-            fitting = max(1, MAX_VALUES // (max(data.classes, 1) * shape[0] * shape[1]))
+            fitting = max(1, MAX_VALUES // (data.classes * shape[0] * shape[1]))
             for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
                 masks = torch.from_numpy(np.stack([data.masks[i] for i in samples]))
                 parts.append((samples, masks.to(device)))
@@ -182,7 +185,7 @@ class _Scores:
         self.total = Total(settings)
         self.binary = settings.binary
         self.calibrate = calibrate
-        # on the device until the end, so that it is never waited for
+        # counts stay on the device until the end
         self.entropies: list[Tensor] = []
         self.histogram: Tensor | int = 0
         self.levels: list[Tensor] = []

@@ -29,8 +29,6 @@ from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 from densecal.training.feed import prefetched
 
-CALIBRATOR = "calibrator.json"
-"""In a run folder: the run's own calibrator."""
 LARGE_PIXELS = 1 << 24
 """Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
 _BAND_VALUES = 1 << 22
@@ -154,17 +152,23 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
 
 def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
     """The calibrator that a run was to have."""
-    name, path = config.model.calibrator, run / CALIBRATOR
+    name, path = config.model.calibrator, run / checkpoint.CALIBRATOR
     if name is None:
         return None
     if not path.is_file():
-        warnings.warn(f"{run} has not ended, so its {name} is not fitted yet", stacklevel=3)
+        warnings.warn(f"{run}: its {name} was not fitted, or not yet", stacklevel=3)
         return None
     calibrator = posthoc.load(path)
     if (calibrator.method, calibrator.num_classes) != (name, config.data.classes):
         found = f"{calibrator.method} for {calibrator.num_classes} classes"
         raise InputError(path, found, f"{name} for {config.data.classes}, as the run has")
     return calibrator
+
+
+def own_calibrator_error(run: Path, calibrator: Calibrator) -> InputError:
+    """What to say to somebody who would put a second calibrator on top of a run's own."""
+    plain = checkpoint.find(run)
+    return InputError(run, f"a run with its own {calibrator.method}", f"its model without it, such as {plain}")
 
 
 def predict(

@@ -123,7 +123,7 @@ if __name__ == "__main__":
         "bfloat16": [differences(LAYERS[i], torch.bfloat16) for i in (0, 7)],
         "float16": [differences(LAYERS[0], torch.float16)],
     }
-    depthwise._PROGRAMS = 1  # so that a program sums over several tiles, and the last one over fewer
+    depthwise.PROGRAMS = 1  # so that a program sums over several tiles, and the last one over fewer
     found["float32"].append(differences(LARGE))
     found["warning"] = warning_of_wrong_kernels()
     depthwise._BLOCK_C = 256

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from densecal import posthoc
+from densecal.benchmark.sets import ImageSets
 from densecal.calibration import RunData, fit
 from densecal.ensembles import load_ensemble
 from densecal.errors import InputError
 from densecal.export import export_run
+from densecal.model_evaluation import evaluate_model
 from densecal.prediction import load_predictor
+from densecal.report.runs import read_run, validate_run
 from densecal.training import loop
 from densecal.training.loop import train
 from tests.training.common import small_config
@@ -59,7 +62,8 @@ def test_an_exported_file_has_it(run, tmp_path):
 
 def test_an_ensemble_does_not_use_a_members(run):
     assert load_ensemble([run]).calibrator is not None
-    assert load_ensemble([run, run]).calibrator is None
+    with pytest.warns(UserWarning, match="the mean is not calibrated: temperature was fitted to one model alone"):
+        assert load_ensemble([run, run]).calibrator is None
 
 
 def test_killed_before_it_was_fitted_the_run_goes_on_with_that(run, tmp_path, monkeypatch):
@@ -71,15 +75,40 @@ def test_killed_before_it_was_fitted_the_run_goes_on_with_that(run, tmp_path, mo
         patch.setattr(loop, "fit_own", killed)
         with pytest.raises(KeyboardInterrupt):
             train(CONFIG, out)
-    with pytest.warns(UserWarning, match="has not ended, so its temperature is not fitted yet"):
+    with pytest.warns(UserWarning, match="its temperature was not fitted, or not yet"):
         assert load_predictor(out).calibrator is None
+    # and that kill may have come between the two renames of the last checkpoint
+    (out / "checkpoints" / "last").rename(out / "checkpoints" / "last.new")
     assert train(CONFIG, out, resume=True) is None
     assert temperature(out) == temperature(run)
 
 
-def test_a_second_calibrator_is_not_fitted_on_top(run):
+def test_a_model_that_it_does_not_fit_is_kept_with_a_warning(tmp_path, monkeypatch):
+    def unfit(*_):
+        raise InputError("temperature", "no foreground pixels", "both classes")
+
+    monkeypatch.setattr(loop, "fit_own", unfit)
+    with pytest.warns(UserWarning, match="no foreground pixels; expected both classes; .* is left without temperature"):
+        assert train(CONFIG, tmp_path / "run") is not None
+
+
+def test_a_report_shows_the_model_with_it(run):
+    found = validate_run(read_run(run, "own"), 1).evaluation.record["calibration"]["nll"]
+    predictor = load_predictor(run)
+    (data,) = ImageSets().of(predictor.config, ())
+    plain, calibrated = (
+        evaluate_model(predictor.model, data, {"": one})[""].record["calibration"]["nll"]
+        for one in (None, predictor.calibrator)
+    )
+    assert found == pytest.approx(calibrated, rel=1e-9)
+    assert found != pytest.approx(plain, rel=1e-9)
+
+
+def test_a_second_calibrator_is_not_put_on_top(run, tmp_path):
     with pytest.raises(InputError, match="a run with its own temperature; expected its model without it"):
         RunData(run)
+    with pytest.raises(InputError, match="a run with its own temperature; expected its model without it"):
+        export_run(run, tmp_path / "model.onnx", run / "calibrator.json")
 
 
 def test_another_calibrators_file_is_refused(run, tmp_path):

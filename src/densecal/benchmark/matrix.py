@@ -82,7 +82,7 @@ class Dataset(Section):
         return self
 
     @property
-    def empty(self) -> bool:
+    def nothing_to_find(self) -> bool:
         """Whether nothing is to be found in its images."""
         return self.ood or self.informationless
 

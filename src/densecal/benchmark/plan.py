@@ -24,7 +24,7 @@ VERSION = 1
 """Of the result files; a cell with another one is run again."""
 RESULT, ERROR = "result.json", "error.txt"
 PLAIN = "none"
-"""What stands for no calibrator."""
+"""What stands for the model as it is."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class Plan:
         ]
         for name in matrix.calibrators:
             _check_calibrator(name, self.untuned or self.trials)
+        _check_informationless(matrix.datasets, self.untuned or self.trials)
         labels = [label for entry in matrix.methods for label in _labels(entry)]
         _check_folders([(label, out / "cells" / folder_name(label)) for label in labels])
         _check_folders([(cell.key, cell.folder) for cell in self.trials])
@@ -319,6 +320,15 @@ def _check_calibrator(name: str, cells: list[Cell]) -> None:
             posthoc.create(name, **({"num_classes": classes} if classes > 1 else {}))
         except TypeError:
             raise InputError("calibrators", f"{name} for {classes} classes", "one that takes as many") from None
+
+
+def _check_informationless(datasets: list[Dataset], cells: list[Cell]) -> None:
+    """Only foreground masks can be empty."""
+    for dataset in datasets:
+        classes = max(cell.config.data.classes for cell in cells)
+        if dataset.informationless and classes > 1:
+            found = f"informationless images for {classes} classes"
+            raise InputError(f"datasets: {dataset.name}", found, "foreground masks, which can be empty")
 
 
 def _check_folders(places: list[tuple[str, Path]]) -> None:

@@ -105,8 +105,6 @@ def _load(
 
 def _stripped_set(name: str, data: ImageSet) -> ImageSet:
     """A data set with the information taken out of its images, and empty masks of their sizes."""
-    if data.classes > 1:
-        raise InputError(f"datasets: {name}", f"informationless images for {data.classes} classes", "foreground masks")
     return replace(
         data,
         name=name,

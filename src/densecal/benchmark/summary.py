@@ -161,7 +161,7 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 
 def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: dict[str, Any]) -> None:
     """Sort the evaluations of a result into rows."""
-    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.empty}
+    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.nothing_to_find}
     reference = task.kind if isinstance(task, Reference) else ""
     records = {(record["calibrator"], record["dataset"]): record for record in result["evaluations"]}
     for (calibrator, dataset), record in records.items():

@@ -25,6 +25,7 @@ from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
 from densecal.errors import InputError, Preempted
 from densecal.files import locked, write_text
+from densecal.sharding import end_with_parent
 from densecal.training.feed import open_data
 
 POLL_SECONDS = 0.5
@@ -168,7 +169,7 @@ def _replaced(worker: _Worker, watch: Watch) -> _Worker:
 def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
     """What a worker process does: one open task after the other, until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     plan, sets, done = Plan(matrix, out), ImageSets(), set[Path]()
     while tasks := open_tasks(plan, done):
         if not any(_done(task, sets, pipe) for task in tasks):
@@ -237,14 +238,6 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end_with_parent() -> None:
-    """Workers do not outlive a parent that is killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _forget_failures(out: Path) -> None:

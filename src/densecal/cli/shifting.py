@@ -43,7 +43,7 @@ def shift(
     """
     from densecal.files import write_json
     from densecal.model_evaluation import load_image_set
-    from densecal.prediction import load_predictor
+    from densecal.prediction import load_predictor, own_calibrator_error
     from densecal.report.shift import shift_table
     from densecal.shift_evaluation import shift_evaluations
 
@@ -60,6 +60,8 @@ def shift(
     if calibrator is not None:
         from densecal import posthoc
 
+        if predictor.calibrator is not None:
+            raise own_calibrator_error(run, predictor.calibrator)
         fitted = posthoc.load(calibrator).to(predictor.device)
         if fitted.num_classes != data.classes:
             raise InputError(

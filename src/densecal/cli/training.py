@@ -38,7 +38,7 @@ def train(
     with warnings_as_lines(), training_progress() as report:
         result = run(config, out, resume, report)
     if result is None:
-        print(f"{out}: this run is finished; nothing to do")
+        print(f"{out}: this run is finished; nothing to train")
         return
     figures = {"ECE": result.ece_ew, "OE": result.oe_ew, "accuracy": result.accuracy, "Brier": result.brier}
     shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in figures.items())

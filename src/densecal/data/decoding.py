@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,7 @@ from PIL import Image
 
 from densecal.data.sources import Source
 from densecal.errors import InputError
+from densecal.sharding import end_with_parent
 
 CHUNK = 16
 _BINARISE_ABOVE = 127
@@ -214,15 +214,7 @@ def _start_worker(task: Task[Any]) -> None:
     global _task
     _task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A pool's workers outlive a parent that is killed, waiting for ever; these do not."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    end_with_parent()
 
 
 def _run(start: int) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import warnings
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from densecal.models.trial import agree
 
 
 def doubled(x: Tensor, mode: str, align_corners: bool | None = None) -> Tensor:
@@ -33,19 +34,15 @@ def _by_kernels(x: Tensor, mode: str, align_corners: bool | None) -> Tensor:
 
 @functools.cache
 def _kernels_agree(device: torch.device, mode: str, align_corners: bool | None) -> bool:
-    """Whether there are kernels that this device's compiler translates rightly: tried once on a small map."""
     if importlib.util.find_spec("triton") is None:
         return False
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     given, gradient = torch.randn(2, 5, 4, 7, generator=random), torch.randn(2, 5, 8, 14, generator=random)
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        x = given.to(device).requires_grad_()
-        y = _by_kernels(x, mode, align_corners)
-        ours = (y, *torch.autograd.grad(y, x, gradient.to(device)))
-        x = given.double().requires_grad_()
-        y = interpolate(x, scale_factor=2.0, mode=mode, align_corners=align_corners)
-        theirs = (y, *torch.autograd.grad(y, x, gradient.double()))
-    agree = all(torch.allclose(a.double().cpu(), b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
-    if not agree:
-        warnings.warn(f"{mode} upsampling kernels disagree with PyTorch on {device}: PyTorch's are used", stacklevel=3)
-    return agree
+    return agree(
+        f"{mode} upsampling",
+        lambda x: _by_kernels(x, mode, align_corners),
+        lambda x: interpolate(x, scale_factor=2.0, mode=mode, align_corners=align_corners),
+        [given],
+        gradient,
+        device,
+    )

@@ -114,7 +114,7 @@ def validate_run(run: Run, count: int, progress: Progress | None = None) -> Vali
     data = _fewer(everything)
     report = None if progress is None else lambda done, total: progress(f"{run.name} on validation", done, total)
     evaluation = evaluate_model(
-        predictor.model, data, {run.name: None}, device=predictor.device, batch=16, progress=report
+        predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16, progress=report
     )[run.name]
     source = predictor.config.data.model_dump_json(include={"images", "masks", "validation", "scenes", "size"})
     return Validation(evaluation, model_examples(evaluation, predictor, data, count), source)

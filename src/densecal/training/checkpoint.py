@@ -23,6 +23,8 @@ from densecal.errors import InputError
 from densecal.reading import read_json
 
 MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
+CALIBRATOR = "calibrator.json"
+"""In the run folder: the run's own calibrator."""
 VERSION = 1
 _FOLDERS = ("last", "last.new", "previous")
 
@@ -150,7 +152,7 @@ def find(run_or_checkpoint: Path) -> Path:
     """The checkpoint folder meant by a run folder (its last one) or by a checkpoint folder."""
     if (run_or_checkpoint / META).is_file():
         return run_or_checkpoint
-    for name in ("last", "previous"):
+    for name in _FOLDERS:  # a kill between two renames leaves no last
         folder = run_or_checkpoint / "checkpoints" / name
         if (folder / META).is_file():
             return folder

@@ -194,8 +194,7 @@ class EngineConfig(Section):
         compile: ``torch.compile`` the network; minutes before the first step.
         graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
         fused: Batch normalisation by densecal's own CUDA kernels; without ``compile``.
-        depthwise: Depth-wise convolutions by densecal's own CUDA kernels, beside ``fused``; equal to PyTorch's in
-            Triton's interpreter, but not timed on a GPU yet.
+        depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``; experimental.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
             installed, unless given.

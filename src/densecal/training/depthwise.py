@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
-from densecal.training.fused import _PROGRAMS
+from densecal.models.trial import agree
+from densecal.training.fused import PROGRAMS
 
 Pair = tuple[int, int]
 _DEVICES = ("cuda",)
@@ -207,7 +207,7 @@ def _summed(x: Tensor, dy: Tensor, side: int, stride: int, before: Pair) -> Tens
     """Gradient of the taps (side * side, C)."""
     batch, channels, height, width = dy.shape
     tiles, columns = _tiles(batch * height, triton.cdiv(width, 4), 2), triton.cdiv(channels, _BLOCK_C)
-    steps = max(1, min(_STEPS, tiles * columns // _PROGRAMS))
+    steps = max(1, min(_STEPS, tiles * columns // PROGRAMS))
     parts = triton.cdiv(tiles, steps)
     partial = torch.empty(parts, side * side, channels, device=x.device)
     _sum_products[(parts * columns,)](
@@ -279,28 +279,15 @@ def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
 
 @functools.cache
 def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: int) -> bool:
-    """Whether this device's compiler translates the kernels rightly: tried once on a small map.
-
-    On the kernels that training uses, so nothing is translated twice; against the CPU, so cuDNN translates nothing.
-    """
+    """Tried on the kernels that training uses, so that nothing is translated twice."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     given = [torch.randn(shape, generator=random).to(dtype) for shape in ((2, 48, 7, 6), (48, 1, side, side))]
     size = (6 // stride + 1, 5 // stride + 1)
-    gradient = torch.randn(2, 48, *size, generator=random).to(dtype)
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
-    try:
-        with torch.enable_grad():
-            x, weight = (tensor.to(device).requires_grad_() for tensor in given)
-            y = DepthwiseConvolution.apply(x, weight, None, stride, (side // 2, side // 2), size)
-            ours = (y, *torch.autograd.grad(y, (x, weight), gradient.to(device)))
-            x, weight = (tensor.double().requires_grad_() for tensor in given)
-            y = conv2d(x, weight, None, stride, side // 2, groups=48)
-            theirs = (y, *torch.autograd.grad(y, (x, weight), gradient.double()))
-        pairs = zip(ours, theirs, strict=True)
-        agree = all(torch.allclose(a.double().cpu(), b, rtol=tolerance, atol=tolerance) for a, b in pairs)
-        problem = "disagree with PyTorch"
-    except Exception as error:  # of a Triton without tuples, or without a compiler: whatever it is, cuDNN still works
-        agree, problem = False, f"fail ({error})"
-    if not agree:
-        warnings.warn(f"depth-wise kernels {problem} on {device}: cuDNN's are used", stacklevel=3)
-    return agree
+    return agree(
+        "depth-wise",
+        lambda x, weight: DepthwiseConvolution.apply(x, weight, None, stride, (side // 2, side // 2), size),
+        lambda x, weight: conv2d(x, weight, None, stride, side // 2, groups=48),
+        given,
+        torch.randn(2, 48, *size, generator=random).to(dtype),
+        device,
+    )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 NONE, RELU, RELU6 = 0, 1, 2
 _ACTIVATIONS = {nn.Identity: NONE, nn.ReLU: RELU, nn.ReLU6: RELU6}
 _TILE = 2048
-_PROGRAMS = 1056
+PROGRAMS = 1056
 """Enough for every processor of a large GPU to have eight."""
 
 
@@ -202,7 +202,7 @@ class _Plan:
         self.block_c = min(triton.next_power_of_2(self.C), 128)
         self.block_m = _TILE // self.block_c
         columns = triton.cdiv(self.C, self.block_c)
-        self.rows = triton.cdiv(triton.cdiv(self.M, max(1, _PROGRAMS // columns)), self.block_m) * self.block_m
+        self.rows = triton.cdiv(triton.cdiv(self.M, max(1, PROGRAMS // columns)), self.block_m) * self.block_m
         self.parts = triton.cdiv(self.M, self.rows)
         self.grid = (self.parts, columns)
 

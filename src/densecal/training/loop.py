@@ -24,7 +24,6 @@ from densecal.errors import InputError, Preempted
 from densecal.files import locked, rounded, write_text
 from densecal.methods import Method
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
-from densecal.prediction import CALIBRATOR
 from densecal.reading import read_yaml
 from densecal.sharding import join_after_restart
 from densecal.training import checkpoint
@@ -77,9 +76,21 @@ def train(
         if not mine:
             raise InputError(out, "another process that is training into it", "another folder, or that it has ended")
         result = _train(config, out, resume, progress, fabric)
-        if config.model.calibrator and fabric.global_rank == 0 and not (result is None and (out / CALIBRATOR).exists()):
-            fit_own(out, None if progress is None else lambda done, total: progress("Calibrator", done, total, {}))
+        if config.model.calibrator and fabric.global_rank == 0:
+            _calibrate(config.model.calibrator, out, fabric.device.type, progress, again=result is not None)
         return result
+
+
+def _calibrate(method: str, out: Path, device: str, progress: Progress | None, again: bool) -> None:
+    """Fit the run's own calibrator, again if there has been training since."""
+    if not again and (out / checkpoint.CALIBRATOR).exists():
+        return
+    report = None if progress is None else lambda done, total: progress("Calibrator", done, total, {})
+    try:
+        fit_own(method, out, device, report)
+    except InputError as error:
+        # a model that no calibrator fits is still a model
+        warnings.warn(f"{error}; {out} is left without {method}", stacklevel=2)
 
 
 def _train(
