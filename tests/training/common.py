@@ -53,6 +53,7 @@ def end_state(out: Path) -> dict[str, bytes]:
     files = {
         name: (out / "checkpoints" / "last" / name).read_bytes() for name in ("model.safetensors", "method.safetensors")
     }
+    files["best"] = (out / "checkpoints" / "best" / "model.safetensors").read_bytes()
     files["alpha.csv"] = (out / "alpha.csv").read_bytes()
     lines = [{k: v for k, v in line.items() if k != "images_per_second"} for line in log_lines(out)]
     files["log"] = json.dumps(lines).encode()

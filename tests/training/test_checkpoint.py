@@ -18,8 +18,8 @@ METHOD = {"values": torch.rand(4)}
 OPTIMIZER = {"main": {"state": {0: {"step": torch.tensor(2.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
 
 
-def save(folder, epoch, model=MODEL):
-    checkpoint.save(folder, model, METHOD, OPTIMIZER, {"epoch": epoch, "best": 0.5, "config": {}})
+def save(folder, epoch, model=MODEL, best=None):
+    checkpoint.save(folder, model, METHOD, OPTIMIZER, {"epoch": epoch, "best": 0.5, "config": {}}, best)
 
 
 def test_round_trip(tmp_path):
@@ -45,6 +45,49 @@ def test_the_former_one_is_kept_as_previous(tmp_path):
     assert checkpoint.load(tmp_path / "last").meta["epoch"] == 3
     assert checkpoint.load(tmp_path / "previous").meta["epoch"] == 2
     assert sorted(os.listdir(tmp_path)) == ["last", "previous"]
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+def killed_at(moment, original, calls):
+    def call(*given, **options):
+        if next(calls) == moment:
+            raise Killed
+        return original(*given, **options)
+
+    return call
+
+
+def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path, monkeypatch):
+    moments = 0
+    while True:
+        folder = tmp_path / str(moments)
+        for epoch in (1, 2, 3):
+            save(folder / "last", epoch, best=folder / "best")
+        calls = iter(range(1000))
+        with monkeypatch.context() as patch:
+            for name in ("rename", "link", "unlink", "rmdir"):
+                patch.setattr(os, name, killed_at(moments, getattr(os, name), calls))
+            try:
+                save(folder / "last", 4, best=folder / "best")
+            except Killed:
+                moments += 1
+            else:
+                break
+        found, problems = checkpoint.load_newest(folder)
+        assert problems == []
+        assert found.meta["epoch"] in (3, 4)
+        # where the epoch is not done again, the best one is in its place
+        if found.meta["epoch"] == 4:
+            assert checkpoint.load(folder / "best").meta["epoch"] == 4
+        elif (folder / "best").exists():
+            assert checkpoint.load(folder / "best").meta["epoch"] in (3, 4)
+        for epoch in (5, 6):
+            save(folder / "last", epoch, best=folder / "best")
+        assert sorted(os.listdir(folder)) == ["best", "last", "previous"]
+    assert moments > 15
 
 
 @pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.META])

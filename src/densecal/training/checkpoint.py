@@ -47,42 +47,56 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, model: dict[str, Tensor], method: dict[str, Tensor], optimizer: dict[str, Any], meta: dict[str, Any]
+    folder: Path,
+    model: dict[str, Tensor],
+    method: dict[str, Tensor],
+    optimizer: dict[str, Any],
+    meta: dict[str, Any],
+    best: Path | None = None,
 ) -> None:
     """Write a checkpoint folder whole; the former one becomes ``previous`` beside it.
+
+    Args:
+        folder: The folder.
+        model: Weights to use for prediction.
+        method: State of the training method.
+        optimizer: Optimizer state.
+        meta: ``epoch``, ``best`` and ``config``.
+        best: A folder that becomes the same. It does so first: a kill in between has the epoch done again, and this.
 
     Raises:
         InputError: It could not be written; what was there before is untouched.
     """
-    new = folder.with_name(f"{folder.name}.new")
+    draft, new = (folder.with_name(f"{folder.name}.{kind}") for kind in ("draft", "new"))
     try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        save_file(_plain(model), new / MODEL)
-        save_file(_plain(method), new / METHOD)
-        torch.save(optimizer, new / OPTIMIZER)
-        hashes = {name: _sha256(new / name) for name in (MODEL, METHOD, OPTIMIZER)}
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        save_file(_plain(model), draft / MODEL)
+        save_file(_plain(method), draft / METHOD)
+        torch.save(optimizer, draft / OPTIMIZER)
+        hashes = {name: _sha256(draft / name) for name in (MODEL, METHOD, OPTIMIZER)}
         meta_text = json.dumps({"version": VERSION, **meta, "sha256": hashes}, indent=1)
-        (new / META).write_text(meta_text, encoding="utf-8")
+        (draft / META).write_text(meta_text, encoding="utf-8")
         for name in (MODEL, METHOD, OPTIMIZER, META):
-            with (new / name).open("rb") as stream:
+            with (draft / name).open("rb") as stream:
                 os.fsync(stream.fileno())
     except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         reason = " ".join(str(error).split())
         raise InputError(
             folder,
             f"the checkpoint could not be written ({reason})",
             "space on the disk; --resume goes on from the last",
         ) from None
-    previous = folder.with_name("previous")
+    if best is not None:
+        _copy(draft, best)
+    _replace(new, draft)  # from here on it counts
     if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.rename(folder, previous)
+        _replace(folder.with_name("previous"), folder)
     os.rename(new, folder)
 
 
-def copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Make a checkpoint folder the same as another, by links where the file system has them."""
     new = target.with_name(f"{target.name}.new")
     try:
@@ -96,8 +110,17 @@ def copy(source: Path, target: Path) -> None:
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise InputError(target, f"the checkpoint could not be written ({error})", "space on the disk") from None
-    shutil.rmtree(target, ignore_errors=True)
+    _replace(target, new)
+
+
+def _replace(target: Path, new: Path) -> None:
+    """Put a folder in the place of another, which is renamed before it is removed: nobody finds half of it."""
+    old = target.with_name(f"{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
     os.rename(new, target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load(folder: Path) -> Checkpoint:

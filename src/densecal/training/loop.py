@@ -309,11 +309,7 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
     if run.place is not None:
         training["place"] = run.place.state()
     meta = {"epoch": epoch, "best": best, "samples": _names_digest(run), "config": config.model_dump(mode="json")}
-    weights = run.best_network.state_dict()
-    last = out / "checkpoints" / "last"
-    checkpoint.save(last, weights, run.method.state_dict(), training, meta)
-    if improved:
-        checkpoint.copy(last, last.with_name("best"))
+    # the checkpoint comes last: a kill before it has the epoch done again, and the table with it
     values = getattr(run.method, "alpha", getattr(run.method, "beta", None))
     if values is not None:
         table = io.StringIO()
@@ -321,6 +317,10 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
         writer.writerow(["name", "value"])
         writer.writerows(zip(run.data.train.names, (f"{v:.9g}" for v in values.tolist()), strict=True))
         write_text(out / "alpha.csv", table.getvalue())
+    last = out / "checkpoints" / "last"
+    best_folder = last.with_name("best") if improved else None
+    weights = run.best_network.state_dict()
+    checkpoint.save(last, weights, run.method.state_dict(), training, meta, best_folder)
 
 
 def _names_digest(run: Run) -> str:
