@@ -15,7 +15,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
-# damaged files and killed commands, with the counts printed; about half an hour on two cores
+# damaged files and killed commands, with the counts printed; about ten minutes
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.fuzz --cases 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 50

@@ -30,6 +30,7 @@ from densecal.data.images import read_foreground, read_image, read_map, read_mas
 from densecal.data.packed import open_packed
 from densecal.evaluation import evaluate, find_pairs
 from densecal.files import write_json
+from densecal.models import build
 from densecal.models.weights import read_weights
 from densecal.prediction import load_predictor
 from densecal.report.inputs import read_inputs
@@ -351,18 +352,13 @@ def _wrong_by_content(data: bytes, rng: random.Random) -> bytes:
 
 
 def _checkpoints(scratch: Path) -> list[Reader]:
-    from densecal.models import build
-
     config = small_config()
-    given = config.model
-    model = build(given.arch, given.encoder, None, 1, **given.options)
+    model = build(config.model.arch, config.model.encoder, None, 1, **config.model.options)
     meta = {"epoch": 2, "best": 0.1, "samples": "0" * 64, "config": config.model_dump(mode="json")}
     small = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
     state = {"main": {"state": {0: {"step": torch.tensor(2.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
-    checkpoint.save(scratch / "run" / "checkpoints" / "last", small, {"values": torch.rand(4)}, state, meta)
-    checkpoint.save(
-        scratch / "model" / "checkpoints" / "last", model.state_dict(), {"values": torch.rand(4)}, state, meta
-    )
+    for name, weights in (("run", small), ("model", model.state_dict())):
+        checkpoint.save(scratch / name / "checkpoints" / "last", weights, {"values": torch.rand(4)}, state, meta)
 
     def seal(folder: Path) -> None:
         inner = folder / "checkpoints" / "last"
@@ -407,12 +403,9 @@ def _record() -> dict[str, object]:
     """What an evaluation of two small maps writes."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("maps", "masks"):
-            (Path(folder) / kind).mkdir()
-            for stem in ("a", "b"):
-                levels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
-                pixels = levels if kind == "maps" else np.where(levels > 127, np.uint8(255), np.uint8(0))
-                Image.fromarray(pixels).save(Path(folder) / kind / f"{stem}.png")
+        for path in (Path(folder) / name for name in ("maps/a.png", "maps/b.png", "masks/a.png", "masks/b.png")):
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
         return evaluate(Path(folder) / "maps", Path(folder) / "masks", settings=Settings(full=False)).record
 
 
