@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression, minimize
 
@@ -175,6 +175,7 @@ def test_beta_holds_a_slope_at_zero_only_where_it_must():
 
 @settings(max_examples=40, deadline=None)
 @given(LABELLED)
+@example([(0.01 * i, i in (4, 5, -5)) for i in range(-5, 7)])
 def test_isotonic_rises_and_is_calibrated_block_by_block(pixels):
     z, y = (np.array(column, dtype=float) for column in zip(*pixels, strict=True))
     assume(0 < y.sum() < len(y))

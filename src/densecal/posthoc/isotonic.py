@@ -39,8 +39,10 @@ class IsotonicRegression(Calibrator):
         points, y = self.z.to(z.dtype), self.y.to(z.dtype)
         z = z.clamp(points[0], points[-1])
         right = torch.bucketize(z, points).clamp(1, points.numel() - 1)
-        y0 = y[right - 1]
-        return y0 + share_of_rise(z, points[right - 1], points[right]) * (y[right] - y0)
+        y0, y1 = y[right - 1], y[right]
+        share = share_of_rise(z, points[right - 1], points[right])
+        # y0 + (y1 - y0) can miss y1 by a rounding, and then fall behind a flat part
+        return torch.where(share >= 1, y1, torch.minimum(y0 + share * (y1 - y0), y1))
 
     def check(self) -> None:
         """Rising points whose y are probabilities."""
