@@ -1,5 +1,6 @@
 """Benchmarks: the matrix file, what is run again and what is not, a kill in the middle, tables, studies, figures."""
 
+import contextlib
 import csv
 import io
 import json
@@ -489,6 +490,15 @@ def test_a_cell_that_fails_says_why_and_is_tried_again_by_the_next_call(tmp_path
     assert open_tasks(plan, set()) == [bad]
 
 
+@contextlib.contextmanager
+def under_way(arguments, out):
+    """A benchmark that has begun to train its first cell, and that writes its errors into a pipe."""
+    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not list(out.glob("cells/*/*/run/log.jsonl")):
+            time.sleep(0.01)
+        yield process
+
+
 def killed_in_the_middle(arguments, out):
     """Start a benchmark and kill it shortly after its first cell."""
     with subprocess.Popen(
@@ -520,9 +530,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(whole, tmp_path):
 def test_asked_to_stop_it_ends_without_a_failure_and_goes_on(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out")
-    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not list(tmp_path.glob("out/cells/*/*/run/log.jsonl")):
-            time.sleep(0.01)
+    with under_way(arguments, tmp_path / "out") as process:
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read().decode()
     assert process.returncode == 143
@@ -537,9 +545,7 @@ def test_asked_to_stop_it_ends_without_a_failure_and_goes_on(whole, tmp_path):
 def test_a_worker_that_dies_fails_its_cell_alone(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out")
-    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not list(tmp_path.glob("out/cells/*/*/run/log.jsonl")):
-            time.sleep(0.01)
+    with under_way(arguments, tmp_path / "out") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         worker = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         os.kill(worker[-1], signal.SIGKILL)

@@ -117,7 +117,7 @@ def test_exact_sums_do_not_depend_on_order_or_grouping(values: list[float], rand
 STARTS_A_POOL = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from densecal.sharding import end_with_parent
+from densecal.orphans import end_with_parent
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("forkserver")

@@ -21,9 +21,10 @@ from densecal.errors import InputError
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
+from densecal.orphans import end_with_parent
 from densecal.pairing import dataset_name, find_pairs, skipped_entry
 from densecal.scoring import FEW_LEVELS, Findings, Pair, Part, Settings, score_pairs
-from densecal.sharding import ALONE, Processes, end_with_parent
+from densecal.sharding import ALONE, Processes
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter, CalibrationResult

@@ -6,9 +6,7 @@ others over gloo, on one machine or many.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,19 +68,6 @@ class Processes:
 
 
 ALONE = Processes()
-
-
-def end_with_parent() -> None:
-    """Let this worker end when the process that started it is killed; a pool's would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:

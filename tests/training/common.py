@@ -44,6 +44,17 @@ def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
     return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, **options)
 
 
+def interpreted(script: str) -> dict:
+    """What a script of this folder prints last, as JSON, with Triton's kernels run by its interpreter."""
+    path = Path(__file__).with_name(script)
+    done = subprocess.run(
+        [sys.executable, str(path)], env={**environment(), "TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def log_lines(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 

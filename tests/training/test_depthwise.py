@@ -1,11 +1,6 @@
 """Our depth-wise convolutions compute what PyTorch's do; the kernels run in Triton's interpreter here."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,19 +9,12 @@ from torch import nn
 
 from densecal.training import depthwise
 from densecal.training.depthwise import fuse_depthwise
+from tests.training.common import interpreted
 
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("depthwise_check.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpreted("depthwise_check.py")
 
 
 # the interpreter cuts bfloat16 off where a device rounds it

@@ -25,7 +25,7 @@ from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
 from densecal.errors import InputError, Preempted
 from densecal.files import locked, write_text
-from densecal.sharding import end_with_parent
+from densecal.orphans import end_with_parent
 from densecal.training.feed import open_data
 
 POLL_SECONDS = 0.5

@@ -18,7 +18,7 @@ from PIL import Image
 
 from densecal.data.sources import Source
 from densecal.errors import InputError
-from densecal.sharding import end_with_parent
+from densecal.orphans import end_with_parent
 
 CHUNK = 16
 _BINARISE_ABOVE = 127

@@ -8,28 +8,19 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from densecal.report.figures import CYCLE, GREY, file_name, plain_text, save
-from densecal.report.tables import Record, by_dataset
+from densecal.report.figures import CYCLE, GREY, by_folder, plain_text, save
+from densecal.report.tables import Record
 
 COLUMNS = 6
 
 
 def write_class_figures(records: list[Record], folder: Path) -> list[Path]:
-    """Draw the records that have several classes; one folder a data set when there are several.
-
-    Args:
-        records: Evaluation records, as ``densecal evaluate --json`` writes them.
-        folder: Where the PNG files go.
-
-    Returns:
-        The files written.
-    """
+    """Draw the records that have several classes, beside the files of ``write_figures``; returns those written."""
     written = []
-    groups = by_dataset(records)
-    for dataset, group in groups.items():
+    for place, group in by_folder(records, folder):
         several = [record for record in group if (record["settings"]["classes"] or 1) > 1]
         if several:
-            path = (folder / file_name(dataset) if len(groups) > 1 else folder) / "reliability-classes.png"
+            path = place / "reliability-classes.png"
             save(class_figure(several), path)
             written.append(path)
     return written

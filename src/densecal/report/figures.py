@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,7 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
         The files written.
     """
     written = []
-    groups = by_dataset(records)
-    for dataset, group in groups.items():
-        place = folder / file_name(dataset) if len(groups) > 1 else folder
+    for place, group in by_folder(records, folder):
         drawings: dict[str, Callable[[list[Record]], Figure]] = {
             "reliability": reliability_figure,
             "joint": joint_figure,
@@ -50,6 +48,13 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
             save(draw(group), path)
             written.append(path)
     return written
+
+
+def by_folder(records: list[Record], folder: Path) -> Iterator[tuple[Path, list[Record]]]:
+    """The records of every data set and where their figures go: a folder each when there are several."""
+    groups = by_dataset(records)
+    for dataset, group in groups.items():
+        yield folder / file_name(dataset) if len(groups) > 1 else folder, group
 
 
 def save(figure: Figure, path: Path) -> None:
