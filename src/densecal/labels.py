@@ -91,6 +91,7 @@ def perturb(y: Tensor, beta: float | Tensor, num_classes: int = 1) -> Tensor:
         beta = _per_image(beta, y)
     else:
         check_beta(beta, num_classes)
+        beta = float(beta)
     return (1 - beta) * y + beta / label_values(num_classes)
 
 

@@ -145,10 +145,9 @@ class _BinaryScorer:
     def score(self, pair: Pair) -> None:
         prediction = read_map(pair.prediction, max_pixels=self.settings.max_pixels)
         if pair.mask is None:
-            mask, grey, void = np.zeros(prediction.shape, bool), False, None
+            mask, void, half = np.zeros(prediction.shape, bool), None, None
         else:
-            mask, grey, void = self._read_mask(pair.mask)
-        self.part.findings.grey_masks += grey
+            mask, void, half = self._read_mask(pair.mask)
         if prediction.shape != mask.shape:
             prediction = resize(prediction, mask.shape)
             self.part.findings.resized += 1
@@ -159,10 +158,14 @@ class _BinaryScorer:
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
+            half = None if half is None else half[~void]
+        # PySODMetrics cuts masks at > 128
+        reference = mask if half is None else mask & ~half
         if prediction.dtype == np.uint8:
-            self._score_bytes(prediction, mask, zones)
+            counts = self._score_bytes(prediction, mask, zones)
+            self.segmentation.update(prediction, reference, counts if half is None else None)
         else:
-            self.segmentation.update(prediction, mask)
+            self.segmentation.update(prediction, reference)
             if is_float:
                 _look_at_floats(self.part.findings, prediction, mask)
                 if self.settings.entropy:
@@ -171,26 +174,29 @@ class _BinaryScorer:
                 self._score_words(prediction, mask, zones)
         self.part.is_float.append(is_float)
 
-    def _read_mask(self, path: Path) -> tuple[Array, bool, Array | None]:
-        """The mask, whether it holds grey values, and where it is void."""
+    def _read_mask(self, path: Path) -> tuple[Array, Array | None, Array | None]:
+        """The mask, where it is void, and where its level is just 128; ``None`` for nowhere."""
         mask, grey, levels = read_foreground(path, self.settings.max_pixels)
         if mask.size == 0:
             raise InputError(path, "no pixels", "at least one pixel")
-        if self.settings.ignore_index is None or levels is None:
-            return mask, grey, None
-        void = levels == self.settings.ignore_index
-        others = levels[~void]
-        if others.max(initial=0) == 1:  # masks of 0 and 1, with another value for void
-            return levels == 1, False, void
-        return mask & ~void, bool(((others != 0) & (others != 255)).any()), void
+        void = None
+        if self.settings.ignore_index is not None and levels is not None:
+            void = levels == self.settings.ignore_index
+            others = levels[~void]
+            if others.max(initial=0) == 1:  # masks of 0 and 1, with another value for void
+                return levels == 1, void, None
+            mask, grey = mask & ~void, bool(((others != 0) & (others != 255)).any())
+        self.part.findings.grey_masks += grey
+        half = levels == 128 if grey and levels is not None else None
+        return mask, void, half if half is not None and half.any() else None
 
-    def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> None:
-        """Keep the counts of 8-bit maps; ``finish`` makes the rows of them all at once."""
-        counts = self._count(prediction, mask, zones).sum(axis=0)
-        self.segmentation.update(prediction, mask, counts)
+    def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
+        """Keep the counts (2, 256) of 8-bit maps; ``finish`` makes the rows of them all at once."""
+        counts: Array = self._count(prediction, mask, zones).sum(axis=0)
         self.byte_counts.append(counts)
         self.byte_positions.append(len(self.part.rows))
         self.part.rows.append(np.empty(0))
+        return counts
 
     def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> None:
         counts = self._count(prediction, mask, zones).sum(axis=0)

@@ -34,6 +34,9 @@ _BAND_PIXELS = 1 << 20
 _COLOUR_TOLERANCE = 12
 """Lossy formats store grey as colour; their channels may differ by this much."""
 
+_SLACK = 1e-6
+"""How far beyond 0 and 1 float maps may lie: float32 interpolation leaves 1.0000001."""
+
 Array = NDArray[Any]
 
 
@@ -134,8 +137,10 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
     low, high = float(array.min()), float(array.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise InputError(name, "NaN or infinite values", "probabilities in [0, 1]")
+    if low < -_SLACK or high > 1.0 + _SLACK:
+        raise InputError(name, f"values from {low:.9g} to {high:.9g}", "probabilities in [0, 1]")
     if low < 0.0 or high > 1.0:
-        raise InputError(name, f"values from {low:.6g} to {high:.6g}", "probabilities in [0, 1]")
+        array = array.clip(0.0, 1.0)
     if array.ndim == 3:
         sums = (array[:, rows].sum(axis=0, dtype=np.float64) for rows in row_bands(array.shape[1:]))
         worst = max(float(np.abs(band - 1.0).max()) for band in sums)

@@ -73,7 +73,7 @@ class Adaptive(Method, ABC):
                 raise ValueError(f"{option}: found {number}; expected 0 or more")
         # One slot more than images: padding samples read and write it, and it stays 0.
         self.register_buffer("values", torch.zeros(self.num_samples + 1))
-        # NaN is an accuracy not known yet: a rule that needs it gives NaN, and the value stays where it is.
+        # NaN is an accuracy not known yet.
         for name in ("last_accuracy", "best_accuracy", "frozen_accuracy"):
             self.register_buffer(name, torch.tensor(math.nan))
         # Of this epoch: visits with g < 0, all visits; and the epoch.
@@ -100,7 +100,7 @@ class Adaptive(Method, ABC):
             return
         old = self.values[slot]
         new = self.moved(old, gap)
-        moves = (slot < self.num_samples) & gap.isfinite() & ~new.isnan()
+        moves = (slot < self.num_samples) & gap.isfinite()
         self.values[slot] = torch.where(moves, new, old)
 
     def after_epoch(self, result: Any) -> None:
@@ -119,8 +119,8 @@ class Adaptive(Method, ABC):
             known.fill_(_checked(accuracy))
 
     def target_accuracy(self) -> Tensor:
-        """Return A of the confidence rules: the frozen accuracy, or that of the last validation."""
-        return self._frozen_or(self.last_accuracy)
+        """Return A of the confidence rules: the frozen accuracy, that of the last validation, or 1 before the first."""
+        return self._frozen_or(self.last_accuracy).nan_to_num(1.0)
 
     def ideal_accuracy(self) -> Tensor:
         """Return A_lm of the accuracy rule: the frozen accuracy, or the best so far."""
@@ -136,9 +136,7 @@ class Adaptive(Method, ABC):
         found = {f"{self.VALUE}_{name}": number for name, number in numbers.items()}
         found["expected_confidence"] = 1 - self.b * mean
         found["negative_share"] = negative / max(visited, 1)
-        accuracy = self.target_accuracy().item()
-        if not math.isnan(accuracy):
-            found["accuracy"] = accuracy
+        found["accuracy"] = self.target_accuracy().item()
         if self.multiplier is not None:
             found["multiplier"] = self.multiplier
         return found

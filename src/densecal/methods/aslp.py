@@ -134,7 +134,8 @@ class ASLPMEI(_Stochastic):
     def moved(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the MEI rule."""
         gradient = normalised(gap, self.b, self.grad_norm)
-        r = accuracy_regulariser(self.last_accuracy, self.ideal_accuracy())
+        # before the first validation nothing is known to be lost
+        r = accuracy_regulariser(self.last_accuracy, self.ideal_accuracy()).nan_to_num(0.0)
         return clamp(ascend(values, gradient, r, self.eta, self.lam), self.technique_beta)
 
 

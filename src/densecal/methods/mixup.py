@@ -83,7 +83,7 @@ class Mixup(Method):
         void = (masks == self.ignore_index) | (other == self.ignore_index)
         mixed = blend(images, images[j], lam)
         if self.num_classes == 1:
-            return mixed, torch.where(void, self.ignore_index, blend(masks, other, lam))
+            return mixed, torch.where(void, self.ignore_index, blend(masks.float(), other.float(), lam))
         labels, partners = (torch.where(void, self.ignore_index, m) for m in (masks, other))
         return mixed, MixedLabels(labels, partners, lam)
 

@@ -59,12 +59,12 @@ class CalibrationMeter:
 
     def update(
         self,
-        probabilities: Tensor | None = None,
-        masks: Tensor | None = None,
+        probabilities: Tensor | NDArray[Any] | None = None,
+        masks: Tensor | NDArray[Any] | None = None,
         *,
-        logits: Tensor | None = None,
+        logits: Tensor | NDArray[Any] | None = None,
     ) -> None:
-        """Count a batch.
+        """Count a batch of tensors or arrays.
 
         Args:
             probabilities: Binary: (B, 1, H, W), (B, H, W), (H, W) or (N,), floats in [0, 1] of any dtype, or uint8 or
@@ -78,12 +78,12 @@ class CalibrationMeter:
             raise TypeError("update needs masks and one of probabilities or logits")
         given = probabilities if logits is None else logits
         assert given is not None
-        values, labels, shape = self._aligned(given.detach(), masks)
+        values, labels, shape = self._aligned(_tensor(given).detach(), _tensor(masks))
         valid = None if self.ignore_index is None else self._valid(labels)
         self._check_labels(labels, valid)
         if not values.is_floating_point():
             if logits is not None:
-                raise TypeError(f"logits of type {logits.dtype}; expected floats")
+                raise TypeError(f"logits of type {values.dtype}; expected floats")
             self._update_levels(values, labels, valid, shape)
             return
         zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
@@ -363,8 +363,13 @@ def calibration_errors(
         0.1125
     """
     meter = CalibrationMeter(bins, num_classes, multilabel, ignore_index)
-    meter.update(torch.as_tensor(probabilities), torch.as_tensor(masks))
+    meter.update(probabilities, masks)
     return meter.compute()
+
+
+def _tensor(values: Tensor | NDArray[Any]) -> Tensor:
+    # through NumPy, for which a list's numbers are float64
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
 def equal_width_curve(sketch: Sketch) -> ReliabilityCurve:

@@ -20,6 +20,8 @@ EXACT_PIXELS = 1 << 20
 
 _MAX_RAW_VALUES = 1 << 26
 _CHUNK = 1 << 21
+_SLACK = 1e-6
+"""How far beyond 0 and 1 probabilities may lie: interpolating and averaging in float32 leaves 1.0000001."""
 # log2 of the fine bins an octave; K classes have K tables, so coarser ones
 _STEPS_SIGMOID, _STEPS_SOFTMAX = 10, 7
 
@@ -80,6 +82,8 @@ class Sketch:
         # small chunks take little memory; a GPU wants large ones
         chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels)) if values.device.type == "cpu" else _CHUNK
         images = max(1, chunk // max(pixels, 1))
+        if values.device.type == "cpu":  # elsewhere a look would wait for the device: `compute` tells
+            _refuse_bad(values, valid, logits, chunk)
         for first in range(0, batch, images):
             group = slice(first, first + images)
             table = torch.zeros(min(images, batch - first), self.bins, 4, dtype=torch.int64, device=values.device)
@@ -114,12 +118,7 @@ class Sketch:
         """Add a part of a group of images to the tables; ``table`` and ``scores`` are the group's own sums."""
         group, _, pixels = values.shape
         device = values.device
-        bad = ~((values >= 0) & (values <= 1))
-        if valid is not None:
-            bad &= valid[:, None]
-        self._add("invalid", bad.sum())
-        if device.type == "cpu" and bool(bad.any()):
-            raise ValueError("probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits=")
+        self._add("invalid", _among(valid, _outside(values)).sum())
         values = values.nan_to_num(0.0).clamp(0.0, 1.0)
         confidence, correct = top_label(values, labels, self.softmax)
         confidence, correct = confidence.flatten(1), correct.flatten(1)
@@ -326,6 +325,26 @@ def integer_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
         return masks.view(torch.uint8).ne(0).view(torch.uint8)
     narrow = masks.dtype == torch.uint8 and 0 <= (ignore_index or 0) <= 255
     return masks if narrow else masks.to(torch.int64)
+
+
+def _refuse_bad(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) -> None:
+    """Look at a whole batch before any of it is counted."""
+    for image in range(len(values)):
+        for start in range(0, values.shape[2], chunk):
+            at = slice(image, image + 1), slice(None), slice(start, start + chunk)
+            bad = values[at].isnan() if logits else _outside(values[at])
+            if bool(_among(None if valid is None else valid[at[0], at[2]], bad).any()):
+                raise ValueError(
+                    "probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits="
+                )
+
+
+def _outside(values: Tensor) -> Tensor:
+    return ~((values >= -_SLACK) & (values <= 1 + _SLACK))
+
+
+def _among(valid: Tensor | None, bad: Tensor) -> Tensor:
+    return bad if valid is None else bad & valid[:, None]
 
 
 def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
