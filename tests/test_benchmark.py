@@ -42,7 +42,7 @@ from densecal.ensembles import with_mc_dropout
 from densecal.errors import InputError
 from densecal.files import locked
 from densecal.metrics import calibration_errors
-from densecal.model_evaluation import ImageSet
+from densecal.model_evaluation import ImageSet, evaluate_model
 from densecal.prediction import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
@@ -120,6 +120,8 @@ def whole(tmp_path_factory):
         ({"methods": []}, "methods: .*at least 1 item"),
         ({"methods": ["bce", "bce"]}, "methods: 'bce' twice"),
         ({"methods": ["nonsense"]}, r"methods.0: 'nonsense', which is no method"),
+        ({"methods": [{"name": "al", "set": ["method.technique=si"]}]}, r"methods.0: 'al', which is no method"),
+        ({"methods": [{"name": "al", "set": ["optim.lr=1", "method.nam=als"]}]}, r"methods.0: 'method.nam' in set,"),
         ({"methods": [{"name": "bce", "sets": []}]}, r"methods.0.sets: an unknown key; expected one of name, set"),
         ({"methods": [{"name": "bce", "grid": {"method.x": []}}]}, r"methods.0.grid.method.x: .*at least 1 item"),
         ({"seeds": [0, 0]}, "seeds: 0 twice"),
@@ -284,6 +286,23 @@ def test_an_image_of_void_alone_has_no_part_in_the_mean_entropy():
         ]  # fmt: skip
     assert np.isnan(records[0]["entropy"]["images"]).tolist() == [True, False, False]
     assert records[0]["entropy"]["mean"] == pytest.approx(records[1]["entropy"]["mean"])
+
+
+def test_the_network_runs_once_whatever_the_numbers_of_bins():
+    made = generate(3, 32, 5)
+    data = ImageSet("set", list("abc"), made.images, list(made.masks // 255))
+    seen = []
+
+    def bright(images):
+        seen.append(len(images))
+        return 6 * images.mean(dim=1, keepdim=True) - 3
+
+    cpu = torch.device("cpu")
+    [record] = evaluate_everywhere(bright, [data], {"none": None}, cpu, (10, 100), lambda *_: None)
+    assert seen == [3]
+    for bins, found in ((10, record["calibration"]), (100, record["more_bins"]["100"])):
+        alone = evaluate_model(bright, data, bins=bins)["model"].record["calibration"]
+        assert repr(found) == repr(alone)
 
 
 def test_images_of_void_alone_are_not_told_apart(whole, tmp_path):

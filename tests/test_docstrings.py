@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -19,4 +21,11 @@ MODULES = [
 def test_examples(name):
     module = importlib.import_module(name)
     names = {"torch": importlib.import_module("torch"), "np": importlib.import_module("numpy")}
-    assert doctest.testmod(module, extraglobs=names).failed == 0
+    done = doctest.testmod(module, extraglobs=names)
+    assert done.failed == 0
+    assert done.attempted == inspect.getsource(module).count(">>> ")
+
+
+def test_there_are_examples():
+    files = Path(densecal.__file__).parent.rglob("*.py")
+    assert sum(path.read_text(encoding="utf-8").count(">>> ") for path in files) >= 20

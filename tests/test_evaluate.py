@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from densecal.metrics import calibration_errors
+from densecal.pairing import dataset_name
 from tests.running import run
 
 SIZE = (30, 40)
@@ -66,9 +68,9 @@ def test_json_has_the_contract_and_agrees_with_the_meter(folders, tmp_path):
     assert list(record["calibration"]) == list(expected)
     for name, value in expected.items():
         if name != "ci":
-            assert record["calibration"][name] == pytest.approx(value, rel=1e-9), name
+            assert record["calibration"][name] == pytest.approx(value, rel=1e-12), name
     for name, pair in expected["ci"].items():
-        assert record["calibration"]["ci"][name] == pytest.approx(pair, rel=1e-9)
+        assert record["calibration"]["ci"][name] == pytest.approx(pair, rel=1e-12)
     assert record["segmentation"].keys() >= {
         "f_max", "f_mean", "f_adaptive", "e_max", "e_mean", "e_adaptive", "s_measure", "f_weighted", "mae", "iou",
         "dice",
@@ -334,9 +336,72 @@ def test_lying_maps_are_warned_of(folders, tmp_path, change, word):
     assert any(word in warning for warning in warnings), warnings
 
 
+@pytest.mark.parametrize(("spoiled", "warned"), [(3, False), (4, True)])
+def test_few_levels_are_warned_of_in_more_than_half_of_the_maps(folders, tmp_path, spoiled, warned):
+    for path in sorted(folders[0].iterdir())[:spoiled]:
+        Image.fromarray(np.asarray(Image.open(path)) // 32 * 32).save(path)
+    assert bool(evaluated(tmp_path, *folders)["warnings"]) == warned
+
+
+@pytest.mark.parametrize(("levels", "warned"), [(31, True), (32, False)])
+def test_fewer_than_32_levels_are_few(folders, tmp_path, levels, warned):
+    rewrite(folders[0], lambda v: np.arange(v.size, dtype=np.uint8).reshape(v.shape) % np.uint8(levels) + np.uint8(60))
+    found = [warning for warning in evaluated(tmp_path, *folders)["warnings"] if "grey levels" in warning]
+    assert bool(found) == warned
+
+
+@pytest.mark.parametrize(("spoiled", "warned"), [(4, False), (5, True)])
+def test_inverted_maps_are_warned_of_beyond_two_thirds_of_them(folders, tmp_path, spoiled, warned):
+    for path in sorted(folders[0].iterdir())[:spoiled]:
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
+    assert bool(evaluated(tmp_path, *folders)["warnings"]) == warned
+
+
+@pytest.mark.parametrize("case", [str.lower, str.upper])
+@pytest.mark.parametrize(
+    "folder", ["masks", "mask", "gt", "gts", "labels", "ground_truth", "groundtruth", "annotations"]
+)
+def test_masks_in_a_folder_that_says_only_so_have_the_name_of_its_parent(folder, case):
+    assert dataset_name(Path("data") / "DUTS-TE" / case(folder)) == "DUTS-TE"
+    assert dataset_name(Path("data") / "masks" / "DUTS-TE") == "DUTS-TE"
+    assert dataset_name(Path("data") / "DUTS-TE" / f"{folder}-old") == f"{folder}-old"
+    assert dataset_name(Path("/") / folder) == folder
+
+
+def test_a_record_is_of_the_data_set_that_the_folder_names(folders, tmp_path):
+    assert folders[1].name == "masks"
+    assert evaluated(tmp_path, *folders)["dataset"] == tmp_path.name
+    other = folders[1].rename(tmp_path / "ECSSD")
+    assert evaluated(tmp_path, folders[0], other)["dataset"] == "ECSSD"
+
+
 def test_grey_masks_are_warned_of(folders, tmp_path):
     rewrite(folders[1], lambda v: (gaussian_filter(v * 255, 1)).astype(np.uint8))
     assert any("other than 0 and 255" in w for w in evaluated(tmp_path, *folders)["warnings"])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("void", [[], ["--ignore-index", "77"]])
+def test_level_128_is_foreground_for_calibration_and_background_for_pysodmetrics(folders, tmp_path, kind, void):
+    for i in range(6):
+        p, y = make_pair(i)
+        levels = np.where(y, 255, 0)
+        levels[::3] = 128
+        if void:
+            levels[1::5] = 77
+        Image.fromarray(levels.astype(np.uint8)).save(folders[1] / f"im {i}.png")
+        folders[0].joinpath(f"im {i}.png").unlink()
+        np.save(folders[0] / f"im {i}.npy", p.astype(kind) if kind == np.float32 else to_levels(p, kind))
+    record = evaluated(tmp_path, *folders, *void)
+    for cut, section in ((127, "calibration"), (128, "segmentation")):
+        for path in folders[1].iterdir():
+            levels = np.asarray(Image.open(path))
+            binary = np.where(levels > cut, 255, 0)
+            binary[levels == 77] = 77 if void else 0
+            (tmp_path / "cut").mkdir(exist_ok=True)
+            Image.fromarray(binary.astype(np.uint8)).save(tmp_path / "cut" / path.name)
+        wanted = evaluated(tmp_path, folders[0], tmp_path / "cut", *void)
+        assert record[section] == wanted[section], cut
 
 
 def test_resizing_follows_the_specification(folders, tmp_path):

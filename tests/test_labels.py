@@ -165,3 +165,8 @@ def test_moderation_noise_is_a_truncated_normal(vectors, bound):
     assert stats.kstest(noise, stats.truncnorm(-bound, bound).cdf).pvalue > 1e-3
     assert noise.std() == pytest.approx(vectors["dm_noise"]["expected"][f"std_bounds{bound}"], rel=0.02)
     assert abs(noise.mean()) < 5 * noise.std() / np.sqrt(len(noise))
+
+
+def test_whole_numbers_are_taken_as_strengths():
+    for y in (torch.tensor([0, 1], dtype=torch.uint8), torch.tensor([False, True]), torch.tensor([0, 1])):
+        assert perturb(y, 2).tolist() == [1.0, 0.0]

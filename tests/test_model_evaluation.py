@@ -10,7 +10,7 @@ from PIL import Image
 from densecal.errors import InputError
 from densecal.evaluation import evaluate
 from densecal.metrics import CalibrationMeter
-from densecal.model_evaluation import evaluate_model, load_image_set, model_outputs
+from densecal.model_evaluation import evaluate_model, evaluate_model_by_bins, load_image_set, model_outputs
 from densecal.scoring import Settings
 
 SHAPES = [(40, 56), (32, 32), (40, 56), (50, 30), (32, 32)]
@@ -70,6 +70,27 @@ def test_calibrators_are_scored_in_the_same_pass(folder):
         {k: v for k, v in alone.items() if k != "ci"}, abs=1e-6, nan_ok=True
     )
     assert found["raw"].record["calibration"]["nll"] != pytest.approx(halved["nll"], abs=1e-3)
+
+
+def test_several_numbers_of_bins_need_one_pass(folder):
+    data = load_image_set("set", folder, size=32, workers=1)
+    seen = []
+
+    def watched(images):
+        seen.append(len(images))
+        return bright(images)
+
+    calibrators = {"raw": None, "halved": lambda z, images: (z / 2).double().sigmoid()}
+    together = evaluate_model_by_bins(watched, data, calibrators, (10, 100, 7), batch=2)
+    assert seen == [2, 2, 1]
+    for bins, found in zip((10, 100, 7), together, strict=True):
+        alone = evaluate_model(bright, data, calibrators, bins=bins, batch=2)
+        assert found.keys() == alone.keys()
+        for name, evaluation in alone.items():
+            assert repr(found[name].record) == repr(evaluation.record)  # which equals where figures are NaN too
+            assert found[name].stems == evaluation.stems
+            assert np.array_equal(found[name].rows, evaluation.rows, equal_nan=True)
+    assert together[0]["raw"].record["calibration"]["ece_ew"] != together[1]["raw"].record["calibration"]["ece_ew"]
 
 
 def test_entropy_is_a_share_of_its_maximum(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 LONGEST = 500
@@ -29,4 +30,10 @@ class InputError(ValueError):
 
 
 class Preempted(Exception):  # noqa: N818 - not an error: it was asked for
-    """The process was asked to stop (SIGTERM); what it left behind can be resumed."""
+    """The process was asked to stop; what it left behind can be resumed.
+
+    Attributes:
+        number: The signal that asked: SIGTERM, or SIGINT for Ctrl-C.
+    """
+
+    number: int = signal.SIGTERM

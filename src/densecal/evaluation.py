@@ -282,7 +282,10 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
             "quantised; their confidences are not those of the model"
         )
     if findings.grey_masks:
-        found.append(f"{findings.grey_masks} masks hold values other than 0 and 255: they were cut at > 127")
+        found.append(
+            f"{findings.grey_masks} masks hold values other than 0 and 255: they were cut at > 127, for segmentation "
+            "scores at > 128"
+        )
     if findings.resized:
         found.append(
             f"{findings.resized} maps differ in size from their mask: they were resized to the mask bilinearly"

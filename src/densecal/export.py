@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import json
@@ -9,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,19 @@ class Comparison:
         difference: Largest difference of a probability.
         on_steps: Pixels left out of it, where the calibrator jumps within rounding of the logit, as a step function
             does at its edges, and the file's probability lies on one side of the jump.
+        rounding: How far PyTorch's own float32 is from float64, looked at only where the difference is too large. A
+            network with logits in the thousands rounds coarsely, in any program.
     """
 
     shape: tuple[int, int, int]
     difference: float
     on_steps: int
+    rounding: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the file is as good as PyTorch: twice its distance from float64, on the other side, is no fault."""
+        return self.difference <= max(TOLERANCE, 3 * self.rounding)
 
 
 @dataclass(frozen=True)
@@ -151,9 +160,14 @@ def export_model(
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
     comparisons = compare(proto.SerializeToString(), model, calibrator, input, sizes)
+    for comparison in comparisons:
+        if not comparison.agrees:
+            batch, height, width = comparison.shape
+            raise ExportError(
+                f"the file differs from PyTorch by {comparison.difference:.1e} in a probability, on a batch of {batch} "
+                f"of {height} x {width}; expected {TOLERANCE:.0e}"
+            )
     worst = max(comparison.difference for comparison in comparisons)
-    if not worst <= TOLERANCE:
-        raise ExportError(f"the file differs from PyTorch by {worst:.1e} in a probability; expected {TOLERANCE:.0e}")
     _describe(proto, model, calibrator, input, size, any_size, worst)
     content = proto.SerializeToString()
     write_atomically(out, lambda stream: stream.write(content))
@@ -355,7 +369,13 @@ def compare(
             fed = {"images": _as_input(images, model, input)}
             p_file = torch.from_numpy(session.run(["probabilities"], fed)[0])
             unit = images.float() / 255
-            found.append(_comparison(p_file, model(unit).contiguous(), unit, calibrator))
+            z = model(unit).contiguous()
+            comparison = _comparison(p_file, z, unit, calibrator)
+            if not comparison.agrees:
+                exact = copy.deepcopy(model).double()(unit.double()).float()
+                p, p_exact = (probabilities(logits, unit, None) for logits in (z, exact))
+                comparison = replace(comparison, rounding=float((p - p_exact).abs().max()))
+            found.append(comparison)
     return tuple(found)
 
 

@@ -123,16 +123,43 @@ def evaluate_model(
         One evaluation a calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
         maximum, with a histogram over the valid pixels and their mean in every image, NaN where it has none.
     """
-    settings = Settings(bins, False, data.classes, data.ignore_index)
-    scores = {name: _Scores(settings, calibrate) for name, calibrate in (calibrators or {"model": None}).items()}
+    return evaluate_model_by_bins(logits, data, calibrators, (bins,), device=device, batch=batch, progress=progress)[0]
+
+
+def evaluate_model_by_bins(
+    logits: Logits,
+    data: ImageSet,
+    calibrators: Mapping[str, Calibrator | None] | None,
+    bins: Sequence[int],
+    *,
+    device: torch.device | str = "cpu",
+    batch: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Evaluation]]:
+    """What ``evaluate_model`` returns for each of several numbers of bins, in one pass over the images."""
+    calibrators = calibrators or {"model": None}
+    scores = [
+        {name: _Scores(Settings(count, False, data.classes, data.ignore_index)) for name in calibrators}
+        for count in bins
+    ]
     done = 0
     for samples, images, z, y in model_outputs(logits, data, device, batch):
-        for score in scores.values():
-            score.add([data.names[i] for i in samples], z, y, images)
+        names = [data.names[i] for i in samples]
+        for name, calibrate in calibrators.items():
+            p = _probabilities(z, images, calibrate)
+            for by_name in scores:
+                by_name[name].add(names, p, y)
         done += len(samples)
         if progress:
             progress(done, len(data))
-    return {name: score.evaluation(name, data.name) for name, score in scores.items()}
+    return [{name: score.evaluation(name, data.name) for name, score in by_name.items()} for by_name in scores]
+
+
+@torch.inference_mode()
+def _probabilities(z: Tensor, images: Tensor, calibrate: Calibrator | None) -> Tensor:
+    if calibrate is not None:
+        return calibrate(z, images).double()
+    return z.double().sigmoid() if z.shape[1] == 1 else z.double().softmax(dim=1)
 
 
 @torch.inference_mode()
@@ -181,10 +208,9 @@ def _batches(
 class _Scores:
     """The sums of one calibrator's evaluation."""
 
-    def __init__(self, settings: Settings, calibrate: Calibrator | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.total = Total(settings)
         self.binary = settings.binary
-        self.calibrate = calibrate
         # counts stay on the device until the end
         self.entropies: list[Tensor] = []
         self.histogram: Tensor | int = 0
@@ -192,11 +218,7 @@ class _Scores:
         self.confusion: Tensor | int = 0
 
     @torch.inference_mode()
-    def add(self, names: list[str], z: Tensor, y: Tensor, images: Tensor) -> None:
-        if self.calibrate is not None:
-            p = self.calibrate(z, images).double()
-        else:
-            p = z.double().sigmoid() if self.binary else z.double().softmax(dim=1)
+    def add(self, names: list[str], p: Tensor, y: Tensor) -> None:
         self.total.stems += names
         self.total.meter.update(p, y)
         self._add_entropy(p, y)

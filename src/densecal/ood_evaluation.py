@@ -12,7 +12,7 @@ from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Progress, nowhere, score_all
 from densecal.metrics.entropy import known
 from densecal.metrics.ood import separation
-from densecal.pairing import find_maps
+from densecal.pairing import check_folder, find_maps
 from densecal.remote import entries, is_folder
 from densecal.scoring import Settings
 from densecal.sharding import ALONE, Processes
@@ -71,8 +71,7 @@ def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[
     """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders:
-        if not is_folder(folder):
-            raise InputError(folder, "no such folder", "a folder of prediction maps")
+        check_folder(folder, "a folder of prediction maps")
         dataset = folder.resolve().name
         if dataset in found:
             raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from densecal.data.images import IMAGE_SUFFIXES, MAP_SUFFIXES
+from densecal.data.layouts import named_subfolders
 from densecal.errors import InputError
-from densecal.remote import entries, is_folder
+from densecal.remote import entries, exists, is_folder
 from densecal.scoring import Pair
 
 
@@ -49,9 +50,8 @@ def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Pat
     ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
     ``masks`` holds a folder for every DATASET.
     """
-    for folder in (predictions, masks):
-        if not is_folder(folder):
-            raise InputError(folder, "no such folder", "a folder")
+    check_folder(predictions, "a folder of prediction maps")
+    check_folder(masks, "a folder of masks")
     if _files(predictions, MAP_SUFFIXES) or not _folders(predictions):
         return [(predictions.resolve().name, dataset_name(masks), predictions, masks)]
     found = []
@@ -62,11 +62,21 @@ def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Pat
         for dataset in _folders(method):
             truth = masks / dataset.name
             if not is_folder(truth):
-                raise InputError(truth, "no such folder", f"the masks for {dataset}")
+                found_there = f"no folder {dataset.name}{named_subfolders(masks)}"
+                expected = f"the masks for {dataset}, as folders of two levels are METHOD/DATASET/"
+                raise InputError(masks, found_there, expected)
             found.append((method.name, dataset.name, dataset, truth))
     if not found:
         raise InputError(predictions, "no prediction maps", "maps, METHOD/ folders or METHOD/DATASET/ folders")
     return found
+
+
+def check_folder(folder: Path, expected: str) -> None:
+    """Refuse what is missing, and a file in place of a folder."""
+    if exists(folder) and not is_folder(folder):
+        raise InputError(folder, "a file", f"{expected}: unpack an archive, put a single file into a folder")
+    if not is_folder(folder):
+        raise InputError(folder, "no such folder", expected)
 
 
 def dataset_name(masks: Path) -> str:
@@ -82,15 +92,14 @@ def skipped_entry(error: InputError) -> dict[str, str]:
 
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str) -> dict[str, Path]:
-    if not is_folder(folder):
-        raise InputError(folder, "no such folder", f"a folder of {what}s")
+    check_folder(folder, f"a folder of {what}s")
     found: dict[str, Path] = {}
     for path in _files(folder, suffixes):
         if path.stem in found:
             raise InputError(path, f"the same stem as {found[path.stem].name}", f"one {what} a stem")
         found[path.stem] = path
     if not found:
-        raise InputError(folder, f"no {what}", f"files ending in {' '.join(suffixes)}")
+        raise InputError(folder, f"no {what}{named_subfolders(folder)}", f"files ending in {' '.join(suffixes)}")
     return found
 
 

@@ -188,7 +188,7 @@ def predict(
 
     Args:
         predictor: The model.
-        images: Folder of images, a zip with ``images/``, or a list file.
+        images: Folder of images, one image, a zip with ``images/``, or a list file.
         out: Folder for the maps, one a stem.
         format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into

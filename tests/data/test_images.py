@@ -44,6 +44,51 @@ def test_palette_masks_give_indices(tmp_path):
     assert np.array_equal(read_mask(tmp_path / "p.png", "p", classes=5), y)
 
 
+@pytest.mark.parametrize("top", [1, 255])
+def test_palette_masks_of_two_indices_are_foreground_masks(tmp_path, top):
+    y = np.random.default_rng(0).random((9, 9)) < 0.4
+    image = Image.fromarray(y * np.uint8(top))
+    image.putpalette([0, 0, 0] + [128, 0, 0] * 255)
+    image.save(tmp_path / "p.png")
+    mask, grey, _ = read_foreground(tmp_path / "p.png")
+    assert np.array_equal(mask, y)
+    assert not grey
+    assert np.array_equal(read_mask(tmp_path / "p.png", "p"), y * np.uint8(255))
+
+
+def test_grey_palettes_keep_their_colours(tmp_path):
+    y = np.random.default_rng(0).random((9, 9)) < 0.4
+    image = Image.fromarray(~y * np.uint8(1))
+    image.putpalette([255, 255, 255, 0, 0, 0])  # as a program that sorts its palette may write it
+    image.save(tmp_path / "p.png")
+    assert np.array_equal(read_foreground(tmp_path / "p.png")[0], y)
+
+
+def test_colour_masks_are_told_what_to_become(tmp_path):
+    labels = Image.fromarray(np.arange(81, dtype=np.uint8).reshape(9, 9) % 4)
+    labels.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 128])
+    labels.save(tmp_path / "p.png")
+    labels.convert("RGB").save(tmp_path / "rgb.png")
+    for name, found in (("p.png", "a colour palette with indices up to 3"), ("rgb.png", "a colour image")):
+        with pytest.raises(InputError) as caught:
+            read_foreground(tmp_path / name)
+        assert found in str(caught.value)
+        assert "0 for background and 255 (or 1) for foreground; for labels of K classes give K" in str(caught.value)
+
+
+def test_maps_of_several_classes_and_logits_are_told_what_to_do(tmp_path):
+    np.save(tmp_path / "k.npy", np.full((3, 8, 9), 1 / 3))
+    with pytest.raises(InputError, match=r"expected shape \(H, W\), or --classes 3$"):
+        read_map(tmp_path / "k.npy")
+    np.save(tmp_path / "last.npy", np.full((8, 9, 3), 1 / 3))
+    with pytest.raises(InputError, match=r"expected shape \(H, W\)$"):
+        read_map(tmp_path / "last.npy")
+    for values in (-4.0, 1.5):
+        np.save(tmp_path / "z.npy", np.full((8, 9), values))
+        with pytest.raises(InputError, match="logits need their sigmoid or softmax first"):
+            read_map(tmp_path / "z.npy")
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
 def test_maps_keep_their_levels(tmp_path, kind):
     rng = np.random.default_rng(0)

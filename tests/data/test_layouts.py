@@ -132,9 +132,9 @@ def test_the_sets_own_list_keeps_its_count_however_it_is_named(tmp_path: Path, m
 
 
 def test_a_file_that_is_no_list_is_one_line(tmp_path: Path):
-    samples.save(samples.image(0, 200, 300), tmp_path / "photo.jpg")
-    with pytest.raises(InputError, match=r"photo\.jpg line 1"):
-        open_source(tmp_path / "photo.jpg")
+    (tmp_path / "photo.dat").write_bytes(samples.encoded(samples.image(0, 200, 300), "jpeg"))
+    with pytest.raises(InputError, match=r"photo\.dat line 1"):
+        open_source(tmp_path / "photo.dat")
 
 
 def test_camvids_folders_under_another_name_are_not_camvid(tmp_path: Path):

@@ -53,6 +53,22 @@ def test_hidden_files_other_suffixes_and_subfolders_are_passed_over(tmp_path: Pa
     assert open_source(images, masks).names == ["a"]
 
 
+def test_one_image_is_a_source(tmp_path: Path) -> None:
+    samples.save(samples.image(0), tmp_path / "photo.PNG")
+    source = open_source(tmp_path / "photo.PNG")
+    assert source.names == ["photo"]
+    np.testing.assert_array_equal(source.image("photo"), samples.image(0))
+    with pytest.raises(InputError, match="no masks beside a single image"):
+        open_source(tmp_path / "photo.PNG", tmp_path)
+
+
+def test_images_one_level_down_are_pointed_at(tmp_path: Path) -> None:
+    for city in ("Aachen", "Bonn", "Celle", "Dachau"):
+        samples.save(samples.image(0), tmp_path / "images" / city / "x.png")
+    with pytest.raises(InputError, match=r"no image files, but subfolders \(Aachen, Bonn, Celle, \.\.\.\);"):
+        open_source(tmp_path / "images")
+
+
 def test_missing_partners_on_both_sides_are_counted_and_the_first_five_named(tmp_path: Path) -> None:
     images, masks = samples.folders(tmp_path, [f"n{i}" for i in range(9)])
     for i in range(7):

@@ -28,6 +28,7 @@ import densecal.demo
 import densecal.training.config
 from densecal.cli import app
 from densecal.data.scenes import generate, write
+from densecal.methods import create
 from tests.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +205,17 @@ def test_pages_have_commands() -> None:
     assert {"evaluate", "train", "predict", "calibrate", "benchmark", "export", "report", "demo"} <= {
         command.split()[0] for _, command in OURS
     }
+
+
+def test_the_settings_of_the_pages_are_one_and_warn_of_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    settings = yaml_of(ROOT / "README.md")
+    assert yaml_of(ROOT / "docs/howto/own-data.md") == settings
+    (tmp_path / "my.yaml").write_text(settings, encoding="utf-8")
+    method = densecal.training.config.load_config(str(tmp_path / "my.yaml")).method
+    create(method.name, num_samples=1, **method.options)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize(("page", "command"), EVERY, ids=name_of)

@@ -297,6 +297,17 @@ def test_logits_that_overflowed_move_nothing(bad):
     assert visit(method, bad) == value
 
 
+def test_an_index_past_the_end_is_no_padding():
+    method = quiet("als", num_samples=5)
+    images, masks = torch.zeros(2, 3, 2, 2), torch.ones(2, 1, 2, 2)
+    for call in (
+        lambda: method.prepare(images, masks, torch.tensor([0, 5])),
+        lambda: method.after_step(masks, masks, torch.tensor([5, -1])),
+    ):
+        with pytest.raises(IndexError, match="out of bounds"):
+            call()
+
+
 def test_statistics_are_those_of_the_real_images():
     method = quiet("aslp-mc", num_samples=4, technique="si", lam=500.0)
     assert method.statistics()["accuracy"] == 1

@@ -229,3 +229,12 @@ def test_a_step_reads_no_tensor_on_the_host(classes, monkeypatch):
 def test_a_bad_alpha_is_refused(value):
     with pytest.raises(ValueError, match="alpha: found"):
         make(alpha=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64])
+def test_masks_of_whole_numbers_are_blended_too(dtype):
+    images, masks, index = torch.rand(2, 3, 4, 4), torch.ones(2, 1, 4, 4), torch.tensor([0, 1])
+    masks[1] = 0
+    method = create("mixup", num_samples=2)
+    wanted = method.prepare(images, masks, index)[1]
+    assert torch.equal(method.prepare(images, masks.to(dtype), index)[1], wanted)

@@ -295,3 +295,24 @@ def test_a_loop_without_start_epoch_has_its_epochs_counted():
     method.start_epoch(7)
     method.after_epoch(SimpleNamespace(accuracy=0.9))
     assert method.epoch == 7
+
+
+@pytest.mark.parametrize("name", ["bce", "slp", "label-smoothing", "aslp-mc", "als", "mixup", "mmce"])
+def test_masks_of_0_and_255_are_warned_of_once(name):
+    images, index = torch.zeros(2, 3, 4, 4), torch.tensor([0, 1])
+    masks = torch.zeros(2, 1, 4, 4)
+    masks[0, 0, :2] = 255
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        method = create(name, num_samples=2)
+        for _ in range(2):
+            method.prepare(images, masks, index)
+            method.after_epoch(SimpleNamespace(accuracy=0.9, mean_confidence=0.9))
+    assert sum("masks of 0 and 255 alone" in str(w.message) for w in seen) == 1
+    masks[1, 0, 0, 0] = 1  # foreground beside void pixels
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        method = create(name, num_samples=2)
+        method.prepare(images, masks, index)
+        method.after_epoch(SimpleNamespace(accuracy=0.9, mean_confidence=0.9))
+    assert not any("alone" in str(w.message) for w in seen)

@@ -439,6 +439,40 @@ def test_bad_input_is_named(p, y, message):
             calibration_errors(torch.tensor(p), torch.tensor(y), ignore_index=void)
 
 
+@pytest.mark.parametrize("bad", [1.5, float("nan")])
+def test_a_refused_batch_leaves_no_trace(bad, monkeypatch):
+    monkeypatch.setattr(sketch_module, "_CHUNK", 8)
+    p, y = torch.rand(2, 6, 6), torch.zeros(2, 6, 6)
+    meter = CalibrationMeter()
+    meter.update(p, y)
+    before = meter.compute().as_dict()
+    spoilt = p.clone()
+    spoilt[1, 5, 5] = bad
+    for way in ("probabilities", "logits"):
+        if way == "probabilities" or bad != bad:
+            with pytest.raises(ValueError, match="outside"):
+                meter.update(masks=y, **{way: spoilt})
+    assert meter.compute().as_dict() == before
+
+
+def test_arrays_and_lists_are_taken_as_they_are():
+    p, y = np.array([0.7, 0.7, 0.7, 0.7]), np.array([1, 1, 1, 0])
+    meter = CalibrationMeter()
+    meter.update(p[::-1], y[::-1])
+    close(meter.compute().ece_ew, 0.05)
+    assert calibration_errors(p.tolist(), y.tolist()).reliability.count.argmax() == 7, "0.7 in float64, not in float32"
+    meter.reset()
+    meter.update(masks=y, logits=np.log(p / (1 - p)))
+    close(meter.compute().mean_confidence, 0.7)
+
+
+def test_what_float32_interpolation_leaves_above_one_is_one():
+    p = torch.tensor([1.0000001, 0.25, -1e-9, 0.5])
+    y = torch.tensor([1, 0, 0, 1])
+    found, wanted = calibration_errors(p, y), calibration_errors(p.clamp(0, 1), y)
+    assert found.as_dict() == wanted.as_dict()
+
+
 @pytest.mark.parametrize("void", [255, -1])
 def test_soft_masks_may_hold_void(void):
     p, y = torch.tensor([0.9, 0.8, 0.2, 0.6]), torch.tensor([1.0, void, 0.3, 0.7])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import timm
 import torch
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from densecal.errors import InputError
-from densecal.models import build
+from densecal.models import build, weights
 from densecal.models.weights import OFFLINE_PACKAGES, load_weights, read_weights
 
 LITE = "tf_efficientnet_lite0"
@@ -113,6 +114,7 @@ def patch_hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], nn.Module
         return answer(name) if pretrained else create(name, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr(weights, "_hub_error", lambda: None)
 
 
 def test_hub_weights_reach_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +143,37 @@ def test_an_unreachable_hub_names_the_encoder_and_the_alternatives(monkeypatch: 
     ):
         assert part in message
     assert "\n" not in message
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody answers where the hub should be; its empty cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_machine_without_a_network_is_told_at_once(
+    no_hub: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    with pytest.raises(InputError, match=r"hub could not be reached \(ConnectError: .*refused"):
+        build("unet", "resnet18", weights="imagenet")
+    assert waits == []
+    assert caplog.records == []
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_cached_weights_need_no_network(no_hub: Path) -> None:
+    repository = no_hub / "models--timm--resnet18.a1_in1k"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    state = timm_state("resnet18")
+    save(state, snapshot / "model.safetensors")
+    assert_holds(build("unet", "resnet18", weights="imagenet"), state)
 
 
 def test_an_encoder_without_pretrained_weights_is_named() -> None:
@@ -268,6 +301,15 @@ def test_a_file_without_a_state_dict_is_refused(content: Any, tmp_path: Path) ->
 def test_a_path_that_is_no_file_is_refused(weights: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build("unet", "resnet18", weights=weights)
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_none_is_what_a_yaml_file_says_for_random_weights(word: str) -> None:
+    torch.manual_seed(0)
+    random = build("unet", "resnet18").state_dict()
+    torch.manual_seed(0)
+    for name, tensor in build("unet", "resnet18", weights=word).state_dict().items():
+        assert torch.equal(tensor, random[name])
 
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:

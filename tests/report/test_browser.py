@@ -92,7 +92,14 @@ def test_the_policy_lets_no_other_script_run_and_nothing_be_fetched(browser, fol
     assert browser.run("fetch('data:text/plain,x').then(() => 'sent', () => 'blocked')") == "blocked"
     image = "new Promise(r => { const i = new Image(); i.onload = i.onerror = e => r(e.type); i.src = 'report.html'; })"
     assert browser.run(image) == "error"
+    browser.settle()
     assert all("Content Security Policy" in line for line in browser.complaints)
+    for directive in (
+        "script-src",
+        "connect-src",
+        "img-src",
+    ):  # a page of HTML is no image: its error alone says little
+        assert any(directive in line for line in browser.complaints), directive
 
 
 def test_the_table_sorts_by_click_and_by_key(opened, page):
@@ -122,6 +129,16 @@ def test_the_best_is_marked_with_its_interval(opened, page):
     assert first.startswith("ECE★ " + best["name"])
     assert f"{100 * low:.2f} {DASH} {100 * high:.2f}" in first
     assert any(text.startswith("★") for text in texts(opened, "#forest svg[role=group] text"))
+
+
+def test_the_diagram_of_the_summary_marks_all_that_tie(browser, folder, page):
+    record = page.records[0]
+    ece = {"a": 0.1, "b": 0.10004, "c": 0.2}
+    tied = [{**record, "name": name, "calibration": {**record["calibration"], "ece_ew": ece[name]}} for name in ece]
+    write_page(Page("ties", records=tied), folder / "ties.html")
+    browser.open(folder / "ties.html")
+    stars = [text for text in texts(browser, "#forest svg[role=group] text") if text.startswith("★")]
+    assert stars == ["★ a", "★ b"]
 
 
 def counts_at(folder: Path, method: str, threshold: float) -> tuple[int, int, int, int]:

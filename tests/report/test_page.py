@@ -79,6 +79,17 @@ def test_the_best_of_a_data_set_is_marked_in_the_table(page):
     assert [marked for _, marked in values] == [value == min(values)[0] for value, _ in values]
 
 
+def test_the_summary_marks_all_that_tie_as_shown(page):
+    first, second = page.records
+    ahead = {**first["calibration"], "accuracy": 0.90001, "ece_ew": 0.01}
+    behind = {**second["calibration"], "accuracy": 0.9, "ece_ew": 0.02}
+    tied = [{**first, "name": "a", "calibration": ahead}, {**second, "name": "b", "calibration": behind}]
+    card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)))[0]
+    figures = dict(re.findall(r"<dt>(.*?)</dt>(.*?)</div>", card))
+    assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["Acc."]) == [("★ a", "90.00 %"), ("★ b", "90.00 %")]
+    assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["ECE"]) == [("★ a", "1.00 %")]
+
+
 def test_the_size_written_is_the_size_of_the_file(page, tmp_path):
     size = write_page(page, tmp_path / "deep" / "report.html")
     assert (tmp_path / "deep" / "report.html").stat().st_size == size

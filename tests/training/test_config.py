@@ -51,6 +51,14 @@ def test_a_bad_setting_names_the_key_and_what_is_allowed(override, key, expected
     assert "\n" not in str(error.value)
 
 
+def test_what_concerns_several_sections_names_the_file_and_the_key(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("data: {scenes: {}}\nmethod: {name: aslp-mc, technique: hx}\n")
+    with pytest.raises(InputError) as error:
+        load_config(str(path))
+    assert str(error.value).startswith(f"{path}: method.technique: found 'hx'; expected ")
+
+
 def test_files_that_are_not_configurations(tmp_path):
     for text, message in [("data: [", "not YAML"), ("- 1", "a list"), ("", "a NoneType"), ("data: 3", "data")]:
         path = tmp_path / "x.yaml"

@@ -1,12 +1,16 @@
 """The loop: what it leaves behind, that a kill loses nothing, that two processes equal one, that bad input is clear."""
 
 import csv
+import dataclasses
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
 import time
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +20,12 @@ from safetensors.torch import load_file
 
 from densecal.data.informationless import chosen
 from densecal.data.scenes import generate, write
-from densecal.errors import InputError
+from densecal.errors import InputError, Preempted
 from densecal.methods import Method
-from densecal.training.loop import train
+from densecal.training import loop
+from densecal.training.assembly import assemble, fabric_of
+from densecal.training.feed import open_data
+from densecal.training.loop import train, train_epoch
 from tests.training.common import command, end_state, environment, log_lines, run, small_config, train_command
 
 
@@ -107,9 +114,61 @@ def test_a_truncated_checkpoint_falls_back_to_the_previous_one(finished, tmp_pat
 
 def test_bce_is_aslp_that_never_leaves_its_warmup(tmp_path):
     train(small_config("method.name=bce", "optim.epochs=1"), tmp_path / "a")
-    train(small_config("method.warmup=1", "optim.epochs=1"), tmp_path / "b")
+    with pytest.warns(UserWarning, match=r"method\.warmup is 1 and the number of epochs 1: alpha never moves"):
+        train(small_config("method.warmup=1", "optim.epochs=1"), tmp_path / "b")
     a, b = (load_file(tmp_path / x / "checkpoints" / "last" / "model.safetensors") for x in "ab")
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "warned"),
+    [
+        (["method.name=als", "method.preset=stable"], 2, 1),  # the default of 5
+        (["method.warmup=2"], 2, 1),
+        (["method.warmup=1"], 2, 0),
+        (["method.name=bce"], 1, 0),
+        (["method.name=aslp-mc", "method.schedule=two-stage", "method.lam=50", "optim.second_epochs=1"], 1, 0),
+    ],
+)
+def test_a_warmup_as_long_as_the_run_is_warned_of_once(tmp_path, method, epochs, warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(small_config(*method, f"optim.epochs={epochs}", "data.scenes.train=4"), tmp_path / "run")
+    found = [str(warning.message) for warning in caught if "method.warmup" in str(warning.message)]
+    assert len(found) == warned
+    assert all(f"number of epochs {epochs}" in message for message in found)
+
+
+@pytest.mark.parametrize("name", ["aslp-mc", "als"])
+def test_the_table_holds_the_values_of_adaptive_methods(tmp_path, name):
+    train(small_config(f"method.name={name}", "method.lam=50", "method.warmup=0", "optim.epochs=2"), tmp_path / "run")
+    values = load_file(tmp_path / "run" / "checkpoints" / "last" / "method.safetensors")["values"][:18].tolist()
+    assert len(set(values)) > 1
+    lines = ["name,value", *(f"train-{i:05},{value:.9g}" for i, value in enumerate(values))]
+    assert (tmp_path / "run" / "alpha.csv").read_text() == "\n".join(lines) + "\n"
+
+
+def test_other_methods_have_no_table(tmp_path):
+    train(small_config("method.name=slp", "optim.epochs=1"), tmp_path / "run")
+    assert not (tmp_path / "run" / "alpha.csv").exists()
+
+
+@pytest.mark.parametrize(("briers", "best"), [([0.3, 0.1, 0.2], 2), ([0.1, 0.2, 0.3], 1), ([0.3, 0.2, 0.1], 3)])
+def test_the_best_checkpoint_is_that_of_the_lowest_brier_score(tmp_path, monkeypatch, briers, best):
+    measured, kept = loop.validate, []
+
+    def made_up(run, progress):
+        kept.append({name: value.clone() for name, value in run.network.state_dict().items()})
+        return dataclasses.replace(measured(run, progress), brier=briers[len(kept) - 1])
+
+    monkeypatch.setattr(loop, "validate", made_up)
+    train(small_config(), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    for name, epoch in (("best", best), ("last", 3)):
+        meta = json.loads((folder / name / "meta.json").read_text())
+        assert (meta["epoch"], meta["best"]) == (epoch, min(briers[:epoch]))
+        weights = load_file(folder / name / "model.safetensors")
+        assert all(torch.equal(weights[key], value) for key, value in kept[epoch - 1].items())
 
 
 def test_two_stages_freeze_the_accuracy(tmp_path):
@@ -171,14 +230,18 @@ def test_two_processes_equal_one(tmp_path):
 
 def test_a_loss_that_is_not_finite_names_the_images_and_keeps_the_checkpoint(tmp_path):
     out = tmp_path / "nan"
-    train(small_config("optim.epochs=1", "optim.schedule=constant"), out)
+    train(small_config("optim.epochs=1", "optim.schedule=constant", "method.warmup=0"), out)
     text = (
         (out / "config.yaml").read_text().replace("epochs: 1\n", "epochs: 2\n", 1).replace("lr: 0.001", "lr: 1.0e+30")
     )
     (out / "config.yaml").write_text(text)
     before = end_state(out)
     with pytest.raises(InputError, match=r"loss: (nan|inf).* on train-\d+, train-\d+"):
-        train(small_config("optim.epochs=2", "optim.schedule=constant", "optim.lr=1e30"), out, resume=True)
+        train(
+            small_config("optim.epochs=2", "optim.schedule=constant", "optim.lr=1e30", "method.warmup=0"),
+            out,
+            resume=True,
+        )
     after = end_state(out)
     assert after["model.safetensors"] == before["model.safetensors"]
 
@@ -196,7 +259,7 @@ def folder_command(tmp_path, folder, *overrides):
     return command(
         "train", "demo", "data.scenes=null", f"data.images={folder}", "data.validation=4", "data.size=32",
         f"data.cache={tmp_path / 'cache'}", "model.options={decoder_channels: [8, 8, 8, 8, 8]}", "optim.batch=5",
-        "optim.epochs=1", *overrides, "--out", str(tmp_path / "run"),
+        "optim.epochs=1", "method.warmup=0", *overrides, "--out", str(tmp_path / "run"),
     )  # fmt: skip
 
 
@@ -263,7 +326,16 @@ def test_bad_data_is_one_line(tmp_path, folder, spoil, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_start_leaves_no_folder_but_the_users(tmp_path):
+    config = small_config(f"model.weights={tmp_path / 'nowhere.pth'}")
+    (tmp_path / "made").mkdir()
+    for name in ("new", "made"):
+        with pytest.raises(InputError, match="nowhere"):
+            train(config, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_a_grey_mask_is_warned_of(tmp_path, folder):
@@ -299,6 +371,32 @@ def test_images_without_information_need_foreground_masks():
         small_config(
             "data.scenes=null", "data.images=x", "data.informationless=0.1", "data.classes=3", "method.name=bce"
         )
+
+
+def test_a_resumed_epoch_logs_the_speed_of_its_rest_and_the_loss_of_the_whole(tmp_path, monkeypatch):
+    config = small_config("optim.epochs=2")  # five batches of 4, 4, 4, 3 and 3 images
+    train(config, tmp_path / "whole")
+
+    def stop(title, done, total, figures):
+        if (title, done, total) == ("Epoch 2 of 2", 3, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Preempted, match="after step 3 of epoch 2"):
+        train(config, tmp_path / "stopped", progress=stop)
+    # a clock that is a second later whenever it is asked
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    train(config, tmp_path / "stopped", resume=True)
+    assert log_lines(tmp_path / "stopped")[1]["images_per_second"] == 6
+    assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")
+
+
+def test_an_epoch_that_is_stopped_has_the_mean_loss_of_the_steps_done():
+    config = small_config()
+    run = assemble(config, fabric_of(config), open_data(config.data))
+    run.stop.set()
+    loss = train_epoch(run, 0)
+    assert run.place.step == 1
+    assert loss == float(run.place.losses[0]) > 0
 
 
 def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):

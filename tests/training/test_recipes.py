@@ -97,6 +97,13 @@ def test_our_own_recipes_do_not_oscillate(name: str):
     assert abs(made(load_config(name)).multiplier) < 1
 
 
+@pytest.mark.filterwarnings("ignore:eta")
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_leaves_its_warmup(name: str):
+    config = load_config(name)
+    assert made(config).warmup < config.total_epochs
+
+
 def made(config: Config):
     from densecal.methods import create
 

@@ -21,7 +21,7 @@ from densecal.ensembles import load_ensemble, with_mc_dropout
 from densecal.errors import InputError
 from densecal.files import write_json
 from densecal.metrics.entropy import known
-from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model, model_outputs
+from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model_by_bins, model_outputs
 from densecal.prediction import Predictor, load_predictor
 from densecal.reading import read_yaml
 from densecal.training.config import parse_config
@@ -104,9 +104,7 @@ def evaluate_everywhere(
     records = []
     for data in sets:
         progress = _titled(report, f"evaluating on {data.name}")
-        by_bins = [
-            evaluate_model(logits, data, calibrators, device=device, bins=count, progress=progress) for count in bins
-        ]
+        by_bins = evaluate_model_by_bins(logits, data, calibrators, bins, device=device, progress=progress)
         for name in calibrators:
             record = by_bins[0][name].record
             record["calibrator"] = name

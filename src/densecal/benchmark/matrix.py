@@ -108,9 +108,12 @@ class MethodEntry(Section):
     @model_validator(mode="after")
     def _method_known(self) -> MethodEntry:
         if not self._names_method and self.name not in methods.names():
+            known = {f"method.{option}" for method in methods.names() for option in methods.options(method)}
+            keys = [override.partition("=")[0] for override in self.set]
+            unknown = [key for key in keys if key.startswith("method.") and key not in known]
+            found = f"{unknown[0]!r} in set, which no method takes" if unknown else f"{self.name!r}, which is no method"
             raise ValueError(
-                f"{self.name!r}, which is no method; expected method.name=METHOD in set, "
-                f"or one of {', '.join(methods.names())} as name"
+                f"{found}; expected method.name=METHOD in set, or one of {', '.join(methods.names())} as name"
             )
         return self
 

@@ -15,7 +15,10 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point: bad input is one line on stderr and exit code 2; a run that was asked to stop exits with 143."""
+    """Entry point: bad input is one line on stderr and exit code 2.
+
+    A run that was asked to stop exits with 143, or with 130 where the keyboard asked.
+    """
     try:
         app()
     except InputError as error:
@@ -23,4 +26,4 @@ def main() -> None:
         sys.exit(2)
     except Preempted as stopped:
         print(f"densecal: {stopped}", file=sys.stderr)
-        sys.exit(143)
+        sys.exit(128 + stopped.number)

@@ -47,12 +47,13 @@ def benchmark(
     * `densecal benchmark matrix.yaml --out runs/duts --tables-only`
     """
     from densecal.benchmark import load_matrix, run_benchmark, summarise
+
+    loaded = load_matrix(matrix)
     from densecal.files import write_text
     from densecal.report.benchmark_commands import commands_text
     from densecal.report.benchmark_figures import write_benchmark_figures
     from densecal.report.benchmark_tables import terminal_table, write_tables
 
-    loaded = load_matrix(matrix)
     if not tables_only:
         with _progress_table() as watch:
             run_benchmark(loaded, out, jobs, watch)

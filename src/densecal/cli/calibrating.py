@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import progress
+from densecal.cli.common import check_targets, progress
 from densecal.errors import InputError
 
 calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
@@ -42,11 +42,14 @@ def calibrate_fit(
 
     * `densecal calibrate fit vector softmax/ labels/ --classes 11 --ignore-index 11 --out cal.json`
     """
-    from densecal import calibration, posthoc
-
     if out.suffix.lower() != ".json":
         raise InputError("--out", str(out), "a name that ends in .json")
+    check_targets(out)
+    from densecal import posthoc
+
     posthoc.registry.find(method, "METHOD")
+    from densecal import calibration
+
     data: calibration.FitData
     if calibration.is_run(predictions):
         given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
@@ -106,6 +109,7 @@ def risk_control(
 
     Example: `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
     """
+    check_targets(json)
     from dataclasses import asdict
 
     from densecal.calibration import control_risk

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
+
+from densecal.errors import InputError
+from densecal.remote import is_remote
 
 
 def console() -> Console:
     """Standard output; wide enough for every column where it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=200)
+
+
+def check_targets(*files: Path | None, folder: Path | None = None) -> None:
+    """Refuse files, and a folder for further ones, that cannot be written; before the work rather than after it."""
+    for file in files:
+        if file is not None:
+            if file.is_dir():
+                raise InputError(file, "cannot be written (it is a folder)", "the name of a file")
+            _check_can_hold(file.parent, file)
+    if folder is not None:
+        _check_can_hold(folder, folder)
+
+
+def _check_can_hold(folder: Path, target: Path) -> None:
+    """Refuse a target whose folder cannot be written to, or made where there is none."""
+    if is_remote(target):
+        return
+    place = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not place.is_dir():
+        raise InputError(target, f"cannot be written ({place} is a file)", "a folder that can be written to")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(target, "cannot be written (Permission denied)", "a folder that can be written to")
 
 
 @contextmanager

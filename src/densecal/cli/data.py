@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console, progress
+from densecal.cli.common import check_targets, console, progress
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def data_check(
     zips = all(path.suffix.lower() == ".zip" for path in paths)
     if not zips and len(paths) > 2:
         raise InputError(paths[2], "a third path", "a folder of images and one of masks, or zips alone")
+    check_targets(json)
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
     with progress("Reading") as report:
         found = check(images, masks, against or (), classes, ignore_index, workers, report)
@@ -93,7 +94,8 @@ def _print_report(report: Report) -> None:
             out.print(escape(line), soft_wrap=True, highlight=False)
         if len(found) > SHOWN:
             out.print(f"  and {len(found) - SHOWN:,} more, which --json lists", highlight=False)
-    out.print("nothing is wrong" if report.fine else "something is wrong", highlight=False)
+    unseen = "" if files.masks else "; no masks were given, so only the images were looked at"
+    out.print(f"{'nothing' if report.fine else 'something'} is wrong{unseen}", soft_wrap=True, highlight=False)
 
 
 @data_app.command("scenes")

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console, progress
+from densecal.cli.common import check_targets, console, progress
 from densecal.errors import InputError
+from densecal.limits import MAX_PIXELS
 
 if TYPE_CHECKING:
     from densecal.evaluation import Evaluation
     from densecal.scoring import Settings
     from densecal.sharding import Processes
-
-MAX_PIXELS = 1 << 26
 
 
 class Metrics(StrEnum):
@@ -75,6 +74,8 @@ def evaluate(
 
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood))
     with joined() as processes:
+        if processes.first:
+            check_targets(json, csv, latex, folder=figures)
         share = Work(settings, workers or processes.workers(), skip_bad, processes)
         evaluations, outside = _score(predictions, masks, name, dataset, ood or [], share)
     if processes.first:

@@ -46,7 +46,10 @@ def export(
     print(f"{out}: {made.bytes / 1e6:.1f} MB, input {made.input}, any batch, {side}")
     for comparison in made.comparisons:
         batch, height, width = comparison.shape
-        print(f"  batch {batch}, {height} x {width}: largest difference from PyTorch {comparison.difference:.1e}")
+        rounds = f", which itself rounds by {comparison.rounding:.1e}" if comparison.rounding else ""
+        print(
+            f"  batch {batch}, {height} x {width}: largest difference from PyTorch {comparison.difference:.1e}{rounds}"
+        )
     if made.on_steps:
         print(f"  left out: {made.on_steps:,} pixels on a step of the calibrator, where rounding decides")
     if not made.any_size:

@@ -38,12 +38,12 @@ def report(
 
     * `densecal report scores.json --predictions maps/ --masks masks/ --images photos/ --out report.html`
     """
+    if (predictions is None) != (masks is None) or (images is not None and predictions is None):
+        raise InputError("--predictions, --masks, --images", "some of them", "maps and masks together, or none")
     from densecal.report.collect import collect
     from densecal.report.gallery import Folders
     from densecal.report.page import write_page
 
-    if (predictions is None) != (masks is None) or (images is not None and predictions is None):
-        raise InputError("--predictions, --masks, --images", "some of them", "maps and masks together, or none")
     folders = None if predictions is None or masks is None else Folders(predictions, masks, images)
     with warnings_as_lines(), training_progress() as show:
         page = collect(

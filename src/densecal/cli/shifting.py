@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console, progress
+from densecal.cli.common import check_targets, console, progress
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def shift(
 
     * `densecal shift runs/duts photos/ masks/ --calibrator temperature.json`
     """
+    check_targets(json, folder=figures)
     from densecal.files import write_json
     from densecal.model_evaluation import load_image_set
     from densecal.prediction import load_predictor, own_calibrator_error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import console, progress, training_progress, warnings_as_lines
+from densecal.errors import InputError, Preempted
+from densecal.limits import MAX_PIXELS
 
 
 @app.command()
@@ -21,7 +24,8 @@ def train(
     """Train a calibrated segmentation model and leave a run folder.
 
     The folder holds config.yaml, log.jsonl, alpha.csv and checkpoints/last and checkpoints/best. A run that was
-    killed goes on with `--resume` and ends with the same weights, to the bit on a CPU.
+    killed goes on with `--resume` and ends with the same weights, to the bit on a CPU. Ctrl-C stops it after the
+    step it is at, a second one at once.
 
     Examples:
 
@@ -32,11 +36,17 @@ def train(
     * `densecal train my.yaml method.name=aslp-mc method.technique=si optim.epochs=20 --out runs/si --resume`
     """
     from densecal.training.config import load_config
-    from densecal.training.loop import train as run
 
     config = load_config(recipe, overrides or [])
-    with warnings_as_lines(), training_progress() as report:
-        result = run(config, out, resume, report)
+    # takes seconds; a mistake in the settings is told before
+    from densecal.training.loop import train as run
+
+    try:
+        with warnings_as_lines(), training_progress() as report:
+            result = run(config, out, resume, report)
+    except KeyboardInterrupt:
+        print(f"densecal: {out}: stopped; --resume goes on after the last finished epoch", file=sys.stderr)
+        raise
     if result is None:
         print(f"{out}: this run is finished; nothing to train")
         return
@@ -48,7 +58,7 @@ def train(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")],
-    images: Annotated[Path, typer.Argument(help="Folder of images, list file, or zip with images/.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, one image, list file, or zip with images/.")],
     out: Annotated[Path, typer.Option(help="Folder for the maps.")] = ...,  # type: ignore[assignment]
     format: Annotated[
         str | None, typer.Option(help="png16 (default), png8 or npy (default for several classes).")
@@ -71,9 +81,7 @@ def predict(
     overlap: Annotated[
         int | None, typer.Option(help="Pixels that tiles share (a multiple of 32); a quarter of a tile unless given.")
     ] = None,
-    max_pixels: Annotated[
-        int | None, typer.Option(min=1, help="Refuse larger images; 67,108,864 unless given.")
-    ] = None,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse larger images.")] = MAX_PIXELS,
 ) -> None:
     """Write the probability maps of a trained model, at the size of each image.
 
@@ -90,15 +98,13 @@ def predict(
 
     * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
     """
-    from densecal.data.images import MAX_PIXELS
+    if tile is None and overlap is not None:
+        raise InputError("--overlap", str(overlap), "--tile beside it")
     from densecal.ensembles import load_ensemble, with_mc_dropout
-    from densecal.errors import InputError
     from densecal.prediction import predict as run_prediction
     from densecal.sharding import joined
     from densecal.tiling import Tiling
 
-    if tile is None and overlap is not None:
-        raise InputError("--overlap", str(overlap), "--tile beside it")
     tiling = None if tile is None else Tiling.of(tile, overlap)
     with warnings_as_lines(), joined() as processes, progress("Predicting") as report:
         processes.use_own_gpu()
@@ -113,7 +119,7 @@ def predict(
             uncertainty=uncertainty,
             batch=batch,
             tiling=tiling,
-            max_pixels=max_pixels or MAX_PIXELS,
+            max_pixels=max_pixels,
             progress=report,
             processes=processes,
         )
@@ -132,7 +138,11 @@ def demo(
     from densecal.demo import run_demo
     from densecal.report.tables import comparison_table
 
-    with warnings_as_lines(), training_progress() as report:
-        evaluations = run_demo(out, report)
+    try:
+        with warnings_as_lines(), training_progress() as report:
+            evaluations = run_demo(out, report)
+    except Preempted as stopped:
+        stopped.args = (f"{out}: stopped; the same command starts anew",)
+        raise
     console().print(comparison_table([evaluation.record for evaluation in evaluations]))
     print(f"The page: {out / 'report.html'}")

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from densecal.errors import InputError
+from densecal.limits import MAX_PIXELS as MAX_PIXELS
 from densecal.metrics.bands import row_bands
 from densecal.remote import is_remote, opened
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ARRAY_SUFFIXES = (".npy", ".npz")
 MAP_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
-MAX_PIXELS = 1 << 26
-"""Larger files are refused before they are decoded; 67 megapixels is 8,192 x 8,192."""
 
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever it is called; for others it would start other programs."""
@@ -124,8 +123,11 @@ def read_map(path: Path, classes: int | None = None, max_pixels: int = MAX_PIXEL
 def _checked_map(array: Array, name: str, classes: int | None) -> Array:
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
-    wanted = "shape (H, W)" if classes in (None, 1) else f"shape ({classes}, H, W), one probability a class"
-    if array.ndim != (2 if classes in (None, 1) else 3) or (array.ndim == 3 and array.shape[0] != classes):
+    binary = classes in (None, 1)
+    if array.ndim != (2 if binary else 3) or (array.ndim == 3 and array.shape[0] != classes):
+        wanted = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability a class"
+        if binary and array.ndim == 3 and array.shape[0] == min(array.shape):
+            wanted += f", or --classes {array.shape[0]}"
         raise InputError(name, f"an array of shape {array.shape}", wanted)
     if array.size == 0:
         raise InputError(name, "no pixels", "at least one pixel")
@@ -138,7 +140,8 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise InputError(name, "NaN or infinite values", "probabilities in [0, 1]")
     if low < -_SLACK or high > 1.0 + _SLACK:
-        raise InputError(name, f"values from {low:.9g} to {high:.9g}", "probabilities in [0, 1]")
+        wanted = "probabilities in [0, 1] (logits need their sigmoid or softmax first)"
+        raise InputError(name, f"values from {low:.9g} to {high:.9g}", wanted)
     if low < 0.0 or high > 1.0:
         array = array.clip(0.0, 1.0)
     if array.ndim == 3:
@@ -266,15 +269,29 @@ def _grey(image: Image.Image, name: str, expected: str) -> Array:
         return levels.astype(np.uint16)
     if image.mode == "F":
         return np.asarray(image)
-    colour = np.asarray(image.convert("RGB")).astype(np.int16)
-    if int((colour.max(axis=2) - colour.min(axis=2)).max(initial=0)) > _COLOUR_TOLERANCE:
+    if _is_coloured(image):
         raise InputError(name, "a colour image", expected)
     return np.asarray(image.convert("L"))
 
 
+def _is_coloured(image: Image.Image) -> bool:
+    colour = np.asarray(image.convert("RGB")).astype(np.int16)
+    return int((colour.max(axis=2) - colour.min(axis=2)).max(initial=0)) > _COLOUR_TOLERANCE
+
+
 def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
-    """The levels of a foreground mask as stored; 16-bit masks that use their high byte are cut to it."""
-    levels = _grey(image, name, "a grey mask")
+    """The levels of a foreground mask as stored; 16-bit masks that use their high byte are cut to it.
+
+    The colours of a palette that is not grey mean nothing, but its indices may be those of two classes.
+    """
+    expected = "a grey mask, 0 for background and 255 (or 1) for foreground; for labels of K classes give K"
+    if image.mode == "P" and _is_coloured(image):
+        indices = np.asarray(image)
+        used = set(np.unique(indices).tolist())
+        if not (used <= {0, 1} or used <= {0, 255}):
+            raise InputError(name, f"a colour palette with indices up to {max(used)}", expected)
+        return indices
+    levels = _grey(image, name, expected)
     if levels.dtype == np.uint16:
         return (levels >> 8 if levels.max(initial=0) > 255 else levels).astype(np.uint8)
     if levels.dtype != np.uint8:

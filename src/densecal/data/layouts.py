@@ -240,6 +240,14 @@ def subfolders(path: Path) -> list[Path]:
     return [folder for folder in readable if not folder.name.startswith((".", "__MACOSX"))]
 
 
+def named_subfolders(folder: Path) -> str:
+    """What to add to an error about a folder without files: that they may lie one level down."""
+    names = [path.name for path, is_dir in remote.entries(folder) if is_dir]
+    shown = [name for name in names if not name.startswith((".", "__MACOSX"))]
+    more = ", ..." if len(shown) > 3 else ""
+    return f", but subfolders ({', '.join(shown[:3])}{more})" if shown else ""
+
+
 def listed_names(path: Path) -> list[str]:
     """The names in a list file: the first word of each line, without folder and suffix where it is a path."""
     return [_name(word) for word in _first_words(path)]

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from densecal import remote
 from densecal.data.images import IMAGE_SUFFIXES, MAX_PIXELS, read_image, read_mask
-from densecal.data.layouts import Found, Layout, find_layout, identify, image_files, is_image_name, subfolders
+from densecal.data.layouts import (
+    Found,
+    Layout,
+    find_layout,
+    identify,
+    image_files,
+    is_image_name,
+    named_subfolders,
+    subfolders,
+)
 from densecal.errors import InputError
 
 MAX_MEMBER_BYTES = 1 << 28
@@ -148,11 +157,11 @@ def open_source(
     """Find the images and masks of a data set; reads names only, no pixels.
 
     Args:
-        images: One of: a folder of images; the folder of a data set as it is published (``layouts.LAYOUTS``), or
-            one that holds ``images/`` and ``masks/`` under these or the other usual names; one or several zip
-            files with members ``images/NAME.*`` and ``masks/NAME.*``; a list file whose lines are
-            ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab where the
-            paths themselves hold spaces); a list of bare names inside a data set's folder.
+        images: One of: a folder of images; one image; the folder of a data set as it is published
+            (``layouts.LAYOUTS``), or one that holds ``images/`` and ``masks/`` under these or the other usual
+            names; one or several zip files with members ``images/NAME.*`` and ``masks/NAME.*``; a list file
+            whose lines are ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab
+            where the paths themselves hold spaces); a list of bare names inside a data set's folder.
         masks: The folder of masks, where ``images`` is a folder of images.
 
     Returns:
@@ -183,6 +192,9 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         other = next(path for path in paths if not _is_zip(path))
         raise InputError(other, "not a zip file", "zip files alone where several paths are given")
     path = paths[0]
+    if is_image_name(path.name) and not remote.is_folder(path):
+        _refuse_masks(masks, "no masks beside a single image: folders of both, or a list file")
+        return Files(paths, {path.stem: Location(path)}, {})
     if not remote.is_folder(path):
         _refuse_masks(masks, "no mask folder: a list file names its masks")
     found = find_layout(path) if masks is None else None
@@ -267,7 +279,8 @@ def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
     folders = subfolders(folder) if by_class else [folder]
     files = sorted(file for inner in folders for file in image_files(inner))
     if not files:
-        raise InputError(folder, "no image files", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+        found = f"no image files{named_subfolders(folder)}"
+        raise InputError(folder, found, f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return _by_stem(map(Location, files), lambda location: location.path.stem)
 
 

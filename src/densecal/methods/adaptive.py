@@ -143,7 +143,8 @@ class Adaptive(Method, ABC):
 
     def _slot(self, index: Tensor) -> Tensor:
         index = index.to(self.values.device)
-        return torch.where(index < 0, self.num_samples, index)
+        # one past the last image is out of bounds, not the slot of padding
+        return torch.where(index < 0, self.num_samples, index + (index >= self.num_samples))
 
     def _frozen_or(self, running: Tensor) -> Tensor:
         return torch.where(self.frozen_accuracy.isnan(), running, self.frozen_accuracy)

@@ -113,6 +113,7 @@ class _Stochastic(Adaptive):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of image i with probability alpha_i."""
+        super().prepare(images, masks, index)
         index = index.to(self.values.device)
         alpha = self.current(index)
         return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound)
@@ -188,6 +189,7 @@ class ALS(Adaptive):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Smooth the labels of image i with strength beta_i."""
+        super().prepare(images, masks, index)
         return images, self.perturbed(masks, self.current(index))
 
     def moved(self, values: Tensor, gap: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,6 +48,7 @@ class Method(nn.Module):
         self.seed = seed
         self.epoch = 0
         self._loop_counts_epochs = False
+        self._void_alone: Tensor | bool | None = None
 
     def start_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0."""
@@ -54,7 +56,14 @@ class Method(nn.Module):
         self._loop_counts_epochs = True
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Any]:
-        """Return the images to feed and the targets to hand to `loss`, from images and clean masks."""
+        """Return the images to feed and the targets to hand to `loss`, from images and clean masks.
+
+        A method with targets of its own calls this first: it looks at the masks of the first batch, and `after_epoch`,
+        where reading a tensor stalls no device, warns if foreground seems to be written as void.
+        """
+        if self._void_alone is None and self.num_classes == 1:
+            void = masks == self.ignore_index
+            self._void_alone = void.any() & (void | (masks == 0)).all()
         return images, masks
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
@@ -80,6 +89,13 @@ class Method(nn.Module):
 
         A loop that never calls `start_epoch` has its epochs counted here, from 0.
         """
+        if self._void_alone is not None and bool(self._void_alone):
+            warnings.warn(
+                f"masks of 0 and {self.ignore_index} alone: foreground is 1, and {self.ignore_index} is void, which "
+                f"counts nowhere. Should they be divided by {self.ignore_index}?",
+                stacklevel=2,
+            )
+            self._void_alone = False
         if not self._loop_counts_epochs:
             self.epoch += 1
 

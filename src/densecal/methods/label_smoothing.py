@@ -30,5 +30,6 @@ class LabelSmoothing(Method):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Smooth the labels."""
+        super().prepare(images, masks, index)
         strength = torch.full((len(masks),), self.strength, device=masks.device)
         return images, self.perturbed(masks, strength)

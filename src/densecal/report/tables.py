@@ -63,7 +63,7 @@ COLUMNS = (
 _NOTES = {
     "ece_ew": "expected calibration error, equal-width bins",
     "oe_ew": "over-confidence part of it",
-    "oe_ew_weighted": "the same weighted by confidence, as in the paper's tables",
+    "oe_ew_weighted": "the same weighted by confidence, most likely the paper's",
     "ue_ew": "under-confidence part of it",
     "ece_em": "equal-mass bins",
     "ece_sweep": "monotone equal-mass bins",

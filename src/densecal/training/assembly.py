@@ -45,7 +45,7 @@ class Run:
     """Where an interrupted epoch goes on."""
 
     @property
-    def best_network(self) -> nn.Module:
+    def kept_network(self) -> nn.Module:
         """The weights to validate and keep: their average where there is one."""
         return self.average or self.network
 

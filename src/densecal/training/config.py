@@ -350,16 +350,17 @@ def _apply(settings: dict[str, Any], override: str) -> None:
 def _readable(error: ValidationError, where: str) -> InputError:
     """The first problem that pydantic found, as key, value and what was expected."""
     problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    key = ".".join(str(part) for part in problem["loc"])
+    place = f"{where}: {key}" if key else where
     if problem["type"] == "extra_forbidden":
         section: Any = Config
         for part in problem["loc"][:-1]:
             section = _section_of(section, str(part))
-        return InputError(f"{where}: {key}", "an unknown key", f"one of {', '.join(section.model_fields)}")
+        return InputError(place, "an unknown key", f"one of {', '.join(section.model_fields)}")
     if problem["type"] == "value_error":
         found, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
-        return InputError(f"{where}: {key}", found, expected)
-    return InputError(f"{where}: {key}", f"{problem['input']!r}", _lower(problem["msg"]))
+        return InputError(place, found, expected)
+    return InputError(place, f"{problem['input']!r}", _lower(problem["msg"]))
 
 
 def _section_of(section: Any, name: str) -> Any:

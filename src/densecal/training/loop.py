@@ -23,6 +23,7 @@ from densecal.data.informationless import chosen, without_information
 from densecal.errors import InputError, Preempted
 from densecal.files import locked, rounded, write_text
 from densecal.methods import Method
+from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
 from densecal.reading import read_yaml
 from densecal.sharding import join_after_restart
@@ -39,7 +40,7 @@ from densecal.training.feed import (
     validation_batches,
 )
 from densecal.training.logs import Log
-from densecal.training.preemption import Place, stop_on_sigterm
+from densecal.training.preemption import Place, stop_when_asked
 from densecal.training.schedule import learning_rate
 
 CHECK_EVERY = 50
@@ -66,16 +67,22 @@ def train(
 
     Raises:
         InputError: Bad data, a bad setting, a folder in use, a loss that is not finite.
-        Preempted: SIGTERM came; ``resume`` goes on at the next step (of several processes, at the next epoch).
+        Preempted: SIGTERM or Ctrl-C; ``resume`` goes on at the next step (of several processes, at the next epoch).
     """
     _check_folder(config, out, resume)
+    new = not out.exists()
     fabric = fabric_of(config)
     join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
     with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as mine:
         if not mine:
             raise InputError(out, "another process that is training into it", "another folder, or that it has ended")
-        result = _train(config, out, resume, progress, fabric)
+        try:
+            result = _train(config, out, resume, progress, fabric)
+        finally:
+            if new and fabric.global_rank == 0:
+                with contextlib.suppress(OSError):  # only an empty folder can be removed: one nothing came of
+                    out.rmdir()
         if config.model.calibrator and fabric.global_rank == 0:
             _calibrate(config.model.calibrator, out, fabric.device.type, progress, again=result is not None)
         return result
@@ -105,6 +112,7 @@ def _train(
     for note in data.notes:
         warnings.warn(note, stacklevel=2)
     run = assemble(config, fabric, data)
+    _warn_of_long_warmup(run)
     first = 0
     best = float("inf")
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
@@ -117,9 +125,9 @@ def _train(
     if fabric.global_rank == 0:
         write_text(out / "config.yaml", dump_config(config))
     result = None
-    with log, stop_on_sigterm(alone=fabric.world_size == 1) as run.stop:
+    with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first, config.total_epochs):
-            start = time.perf_counter()
+            start, earlier = time.perf_counter(), run.place
             loss = train_epoch(run, epoch, progress)
             if run.place is not None:
                 _save(run, out, epoch, best, improved=False)
@@ -131,7 +139,7 @@ def _train(
                 "epoch": epoch + 1,
                 "loss": loss,
                 "lr": learning_rate(config.optim, epoch),
-                "images_per_second": len(data.train) / seconds,
+                "images_per_second": _images_since(run, earlier, epoch) / seconds,
                 "validation": {name: getattr(result, name) for name in LOGGED},
                 "method": run.method.statistics(),
             }
@@ -144,6 +152,16 @@ def _train(
                 _save(run, out, epoch + 1, best, improved)
             fabric.barrier()
     return result
+
+
+def _warn_of_long_warmup(run: Run) -> None:
+    method, epochs = run.method, run.config.total_epochs
+    if isinstance(method, Adaptive) and method.warmup >= epochs and run.fabric.global_rank == 0:
+        warnings.warn(
+            f"method.warmup is {method.warmup} and the number of epochs {epochs}: {method.VALUE} never moves, so that "
+            f"{run.config.method.name} is plain cross entropy here",
+            stacklevel=3,
+        )
 
 
 def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float:
@@ -187,7 +205,8 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
         if progress and rank == 0:
             progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches), {})
         if run.stop.is_set() and last:
-            run.place = Place.here(losses[: step + 1])
+            losses = losses[: step + 1]
+            run.place = Place.here(losses)
             break
     mean = fabric.all_reduce(losses.mean(), reduce_op="mean")
     assert isinstance(mean, Tensor)
@@ -204,11 +223,20 @@ def _go_on(run: Run, losses: Tensor) -> int:
     return place.step
 
 
+def _images_since(run: Run, place: Place | None, epoch: int) -> int:
+    """Images of an epoch from a place in it on; all of them if there is none."""
+    count = len(run.data.train)
+    if place is None:
+        return count
+    batches = epoch_batches(count, run.config.optim.batch, epoch, run.config.engine.seed, rank=0, world=1)
+    return sum(batch.whole for batch in batches[place.step :])
+
+
 @torch.no_grad()
 def validate(run: Run, progress: Progress | None = None) -> CalibrationResult:
     """Measure the current weights on the validation images, at the size the network sees."""
     config, fabric = run.config, run.fabric
-    network = run.best_network
+    network = run.kept_network
     was_training = network.training
     network.eval()
     data = config.data
@@ -310,8 +338,8 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
         training["place"] = run.place.state()
     meta = {"epoch": epoch, "best": best, "samples": _names_digest(run), "config": config.model_dump(mode="json")}
     # the checkpoint comes last: a kill before it has the epoch done again, and the table with it
-    values = getattr(run.method, "alpha", getattr(run.method, "beta", None))
-    if values is not None:
+    if isinstance(run.method, Adaptive):
+        values = getattr(run.method, run.method.VALUE)
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["name", "value"])
@@ -319,7 +347,7 @@ def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
         write_text(out / "alpha.csv", table.getvalue())
     last = out / "checkpoints" / "last"
     best_folder = last.with_name("best") if improved else None
-    weights = run.best_network.state_dict()
+    weights = run.kept_network.state_dict()
     checkpoint.save(last, weights, run.method.state_dict(), training, meta, best_folder)
 
 
@@ -336,7 +364,7 @@ def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
     weights, place = training.pop("weights", None), training.pop("place", None)
     try:
         run.place = None if place is None else Place(**place)
-        run.best_network.load_state_dict(found.model)
+        run.kept_network.load_state_dict(found.model)
         if weights is not None:
             run.network.load_state_dict(weights)
         run.method.load_state_dict(found.method)

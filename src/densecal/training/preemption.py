@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM ends a run between two steps, with a checkpoint that goes on at the next one."""
+"""Being asked to stop: SIGTERM or Ctrl-C ends a run between two steps, with a checkpoint to go on from there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from densecal.errors import Preempted
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Place:
 
 
 @contextmanager
-def stop_on_sigterm(alone: bool = True) -> Iterator[threading.Event]:
+def stop_when_asked(alone: bool = True) -> Iterator[threading.Event]:
     """An event that is set when the process is asked to stop; a second signal ends it at once.
 
     Args:
@@ -58,12 +60,22 @@ def stop_on_sigterm(alone: bool = True) -> Iterator[threading.Event]:
         yield stop
         return
 
-    def ask(number: int, frame: Any) -> None:
-        stop.set()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    at_once: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    asked: list[int] = []
 
-    before = signal.signal(signal.SIGTERM, ask)
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)
+        stop.set()
+        signal.signal(number, at_once[number])
+
+    # the workers of a benchmark ignore the keyboard, which their parent answers
+    heard = [number for number in at_once if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in heard}
     try:
         yield stop
+    except Preempted as stopped:
+        stopped.number = asked[0]
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

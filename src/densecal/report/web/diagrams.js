@@ -16,9 +16,10 @@ function forest(records, key) {
   const from = HIGH_IS_GOOD.includes(key) || key === "mean_confidence" ? Math.min(...all) : 0;
   const room = (Math.max(...all) - from) * 0.08 || 1;
   const best = Math[HIGH_IS_GOOD.includes(key) ? "max" : "min"](...shown.map((s) => s.value));
-  const marked = (s) => shown.length > 1 && key !== "mean_confidence" && s.value === best;
+  const told = (value) => value.toFixed(scaled === 1 ? 3 : 2);
+  const marked = (s) => shown.length > 1 && key !== "mean_confidence" && told(s.value) === told(best);
   const unit = scaled === 1 ? "" : " %";
-  const label = (s) => (s.ci.length ? `, 95 % interval ${s.ci[0].toFixed(2)} to ${s.ci[1].toFixed(2)}${unit}` : "");
+  const label = (s) => (s.ci.length ? `, 95 % interval ${told(s.ci[0])} to ${told(s.ci[1])}${unit}` : "");
   const most = innerWidth < 600 ? 20 : 40;
   const longest = Math.max(3, ...shown.map((s) => Math.min(most, s.r.name.length)));
   return {
@@ -31,7 +32,7 @@ function forest(records, key) {
       format: (i) => `${marked(shown[i]) ? "★ " : ""}${cut(shown[i].r.name, most)}`,
     },
     nearest: "xy",
-    points: shown.map((s, i) => ({ x: s.value, y: i, text: `${s.r.name}\n${FIGURES[key]} ${s.value.toFixed(2)}${unit}${label(s)}` })),
+    points: shown.map((s, i) => ({ x: s.value, y: i, text: `${s.r.name}\n${FIGURES[key]} ${told(s.value)}${unit}${label(s)}` })),
     marks(plot) {
       shown.forEach((s, i) => {
         const y = plot.y(i);

@@ -1,0 +1,6 @@
+"""`python -m densecal`."""
+
+from densecal.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What every command has: two ways to start it, mistakes told before heavy imports and before the work, limits."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from densecal.cli.evaluating import evaluate
+from densecal.cli.training import predict
+from densecal.data.images import MAX_PIXELS
+from tests.running import run
+from tests.training.common import environment
+
+
+@pytest.mark.parametrize("module", ["densecal", "densecal.cli"])
+def test_both_modules_can_be_run(module):
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("densecal ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["train", "demo", "optim.lr=fast", "--out", "x"], "densecal.training.loop"),
+        (["predict", "run", "photos", "--overlap", "32", "--out", "x"], "torch"),
+        (["calibrate", "fit", "platt", "maps", "masks", "--out", "x.txt"], "torch"),
+        (["calibrate", "fit", "plat", "maps", "masks", "--out", "x.json"], "densecal.calibration"),
+        (["benchmark", "nowhere.yaml", "--out", "x"], "matplotlib"),
+        (["report", "run", "--masks", "masks", "--out", "x.html"], "densecal.report.collect"),
+    ],
+)
+def test_mistakes_are_told_before_heavy_imports(arguments, heavy):
+    code = (
+        f"import sys; sys.argv = ['densecal', *{arguments!r}]\n"
+        f"from densecal import cli\n"
+        f"try: cli.main()\n"
+        f"except SystemExit as stop: print(stop.code, {heavy!r} in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n", done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A map that is its own mask."""
+    (tmp_path / "maps").mkdir()
+    Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "maps" / "x.png")
+    (tmp_path / "file").write_text("in the way")
+    return tmp_path / "maps"
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "found"),
+    [
+        ("--json", "maps", "it is a folder"),
+        ("--csv", "file/x.csv", "file is a file"),
+        ("--latex", "file/new/x.tex", "file is a file"),
+        ("--figures", "file", "file is a file"),
+        ("--figures", "locked/figures", "Permission denied"),
+    ],
+)
+def test_targets_of_evaluate_are_checked_before_scoring(folder, tmp_path, monkeypatch, option, target, found):
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
+    monkeypatch.setattr("densecal.evaluation.evaluate", lambda *_, **__: pytest.fail("it was scored"))
+    (tmp_path / "locked").mkdir()
+    code, _, err = run("evaluate", folder, folder, option, tmp_path / target)
+    assert code == 2
+    assert err.startswith(f"densecal: {tmp_path / target}: cannot be written (")
+    assert found in err
+    assert err.count("\n") == 1
+
+
+def test_targets_in_folders_that_are_not_there_yet_are_fine(folder, tmp_path):
+    code, _, err = run("evaluate", folder, folder, "--json", tmp_path / "a" / "b" / "x.json", "--workers", 1)
+    assert code == 0, err
+    assert (tmp_path / "a" / "b" / "x.json").is_file()
+
+
+def test_the_commands_have_one_limit_of_pixels():
+    for command in (evaluate, predict):
+        assert inspect.signature(command).parameters["max_pixels"].default is MAX_PIXELS

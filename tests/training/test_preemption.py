@@ -1,0 +1,102 @@
+"""Ctrl-C: the first saves between two steps, the second ends at once, and both say how to go on."""
+
+import signal
+import threading
+
+import pytest
+
+from densecal.errors import Preempted
+from densecal.training.loop import train
+from densecal.training.preemption import stop_when_asked
+from tests import running
+from tests.training.common import end_state, small_config
+
+
+def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
+    def press(title, done, *_):
+        if (title, done) == ("Epoch 2 of 3", 2):
+            signal.raise_signal(signal.SIGINT)
+
+    config = small_config()
+    train(config, tmp_path / "whole")
+    with pytest.raises(Preempted, match="stopped after step 2 of epoch 2; --resume goes on there"):
+        train(config, tmp_path / "stopped", progress=press)
+    train(config, tmp_path / "stopped", resume=True)
+    assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts():
+    with stop_when_asked() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_knows_which_signal_asked(number):
+    def stopped():
+        with stop_when_asked():
+            signal.raise_signal(number)
+            raise Preempted("stopped")
+
+    with pytest.raises(Preempted) as caught:
+        stopped()
+    assert caught.value.number == number
+
+
+def test_a_process_that_ignores_the_keyboard_goes_on_ignoring_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_when_asked() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("densecal.training.loop.train", interrupted)
+    code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
+    assert code == 130
+    assert err == f"densecal: {tmp_path / 'run'}: stopped; --resume goes on after the last finished epoch\n"
+
+
+def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
+    def stopped(*_):
+        with stop_when_asked():
+            signal.raise_signal(signal.SIGINT)
+            raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+
+    monkeypatch.setattr("densecal.training.loop.train", stopped)
+    code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
+    assert code == 130
+    assert err == "densecal: stopped after step 3 of epoch 1; --resume goes on there\n"
+
+
+def test_a_stopped_demonstration_starts_anew(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+
+    monkeypatch.setattr("densecal.demo.run_demo", stopped)
+    code, _, err = running.run("demo", "--out", tmp_path / "demo")
+    assert code == 143
+    assert "--resume" not in err
+    assert "the same command starts anew" in err
+
+
+def test_signals_are_left_alone_by_other_threads():
+    handlers = []
+
+    def enter():
+        with stop_when_asked():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
