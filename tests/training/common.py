@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from densecal.training.config import Config, load_config
+from tests import running
 
 SMALL = [
     "data.size=32",
@@ -42,6 +43,11 @@ def environment() -> dict[str, str]:
 
 def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
     return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, **options)
+
+
+def run_here(arguments: list[str]) -> subprocess.CompletedProcess:
+    """As `run`, in this process, which has paid for the imports already."""
+    return subprocess.CompletedProcess(arguments, *running.run(*arguments[3:]))
 
 
 def interpreted(script: str) -> dict:

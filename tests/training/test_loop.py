@@ -26,7 +26,7 @@ from densecal.training import loop
 from densecal.training.assembly import assemble, fabric_of
 from densecal.training.feed import open_data
 from densecal.training.loop import train, train_epoch
-from tests.training.common import command, end_state, environment, log_lines, run, small_config, train_command
+from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,16 @@ def test_a_run_folder_has_the_contract(finished):
 
 
 def test_a_finished_run_says_so(finished):
-    done = run([*train_command(finished), "--resume"])
+    done = run_here([*train_command(finished), "--resume"])
     assert done.returncode == 0
     assert "finished" in done.stdout
 
 
 def test_a_folder_with_a_run_is_not_overwritten(finished):
-    done = run(train_command(finished))
+    done = run_here(train_command(finished))
     assert done.returncode == 2
     assert "--resume" in done.stderr
-    done = run([*train_command(finished, "optim.lr=0.5"), "--resume"])
+    done = run_here([*train_command(finished, "optim.lr=0.5"), "--resume"])
     assert done.returncode == 2
     assert "optim.lr" in done.stderr
 
@@ -264,7 +264,7 @@ def folder_command(tmp_path, folder, *overrides):
 
 
 def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path, folder):
-    done = run(folder_command(tmp_path, folder))
+    done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "run" / "alpha.csv").read_text().splitlines()
     assert len(rows) == 11
@@ -272,7 +272,9 @@ def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path,
         for part in ("images", "masks"):
             path = folder / part / f"{name}.png"
             Image.open(path).resize(size, Image.Resampling.NEAREST).save(path)
-    done = run(command("predict", tmp_path / "run", folder / "images", "--out", tmp_path / "maps", "--uncertainty"))
+    done = run_here(
+        command("predict", tmp_path / "run", folder / "images", "--out", tmp_path / "maps", "--uncertainty")
+    )
     assert done.returncode == 0, done.stderr
     maps = sorted((tmp_path / "maps").glob("*.png"))
     assert len(maps) == 14
@@ -281,7 +283,7 @@ def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path,
     assert levels.shape == (37, 51)
     confidence = np.asarray(Image.open(tmp_path / "maps" / "confidence" / maps[0].name))
     assert np.abs(np.maximum(levels, 65535 - levels.astype(int)) - confidence.astype(int)).max() <= 1
-    done = run(command("evaluate", tmp_path / "maps", folder / "masks", "--metrics", "fast"))
+    done = run_here(command("evaluate", tmp_path / "maps", folder / "masks", "--metrics", "fast"))
     assert done.returncode == 0, done.stderr
 
 
@@ -290,21 +292,21 @@ def cut(path):
 
 
 def test_other_images_than_at_the_start_are_refused(tmp_path, folder):
-    done = run(folder_command(tmp_path, folder))
+    done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 0, done.stderr
     for part in ("images", "masks"):
         (folder / part / "00003.png").rename(folder / part / "other.png")
     resume = [*folder_command(tmp_path, folder), "--resume"]
-    assert "finished" in run(resume).stdout  # a finished run needs no data
+    assert "finished" in run_here(resume).stdout  # a finished run needs no data
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("epochs: 1\n", "epochs: 2\n", 1))
-    done = run([argument.replace("optim.epochs=1", "optim.epochs=2") for argument in resume])
+    done = run_here([argument.replace("optim.epochs=1", "optim.epochs=2") for argument in resume])
     assert done.returncode == 2
     assert "other images" in done.stderr
 
 
 def test_no_validation_image_is_said(tmp_path, folder):
-    done = run(
+    done = run_here(
         [argument.replace("data.validation=4", "data.validation=0") for argument in folder_command(tmp_path, folder)]
     )
     assert done.returncode == 2
@@ -322,7 +324,7 @@ def test_no_validation_image_is_said(tmp_path, folder):
 )  # fmt: skip
 def test_bad_data_is_one_line(tmp_path, folder, spoil, message):
     spoil(folder)
-    done = run(folder_command(tmp_path, folder))
+    done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -342,7 +344,7 @@ def test_a_grey_mask_is_warned_of(tmp_path, folder):
     mask = np.asarray(Image.open(folder / "masks" / "00003.png")).copy()
     mask[:4] = 90
     Image.fromarray(mask).save(folder / "masks" / "00003.png")
-    done = run(folder_command(tmp_path, folder))
+    done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 0, done.stderr
     assert "hold grey values" in done.stderr
 

@@ -12,6 +12,14 @@ from tests import running
 from tests.training.common import end_state, small_config
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """A process that a shell started in the background ignores the keyboard, and so would these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
     def press(title, done, *_):
         if (title, done) == ("Epoch 2 of 3", 2):
@@ -46,14 +54,16 @@ def test_a_stopped_run_knows_which_signal_asked(number):
     assert caught.value.number == number
 
 
+def test_a_stop_that_no_signal_asked_for_is_passed_on():
+    with pytest.raises(Preempted), stop_when_asked():
+        raise Preempted("stopped")
+
+
 def test_a_process_that_ignores_the_keyboard_goes_on_ignoring_it():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with stop_when_asked() as stop:
-            signal.raise_signal(signal.SIGINT)
-            assert not stop.is_set()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stop_when_asked() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.is_set()
 
 
 def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypatch):

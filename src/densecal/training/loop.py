@@ -127,7 +127,8 @@ def _train(
     result = None
     with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first, config.total_epochs):
-            start, earlier = time.perf_counter(), run.place
+            start = time.perf_counter()
+            skipped = 0 if run.place is None else run.place.step * config.optim.batch
             loss = train_epoch(run, epoch, progress)
             if run.place is not None:
                 _save(run, out, epoch, best, improved=False)
@@ -139,7 +140,7 @@ def _train(
                 "epoch": epoch + 1,
                 "loss": loss,
                 "lr": learning_rate(config.optim, epoch),
-                "images_per_second": _images_since(run, earlier, epoch) / seconds,
+                "images_per_second": (len(data.train) - skipped) / seconds,
                 "validation": {name: getattr(result, name) for name in LOGGED},
                 "method": run.method.statistics(),
             }
@@ -221,15 +222,6 @@ def _go_on(run: Run, losses: Tensor) -> int:
     losses[: place.step] = place.losses.to(losses.device)
     place.restore_random(losses.device)
     return place.step
-
-
-def _images_since(run: Run, place: Place | None, epoch: int) -> int:
-    """Images of an epoch from a place in it on; all of them if there is none."""
-    count = len(run.data.train)
-    if place is None:
-        return count
-    batches = epoch_batches(count, run.config.optim.batch, epoch, run.config.engine.seed, rank=0, world=1)
-    return sum(batch.whole for batch in batches[place.step :])
 
 
 @torch.no_grad()

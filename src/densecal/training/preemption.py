@@ -74,7 +74,8 @@ def stop_when_asked(alone: bool = True) -> Iterator[threading.Event]:
     try:
         yield stop
     except Preempted as stopped:
-        stopped.number = asked[0]
+        if asked:
+            stopped.number = asked[0]
         raise
     finally:
         for number, handler in before.items():
