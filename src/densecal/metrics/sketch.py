@@ -118,7 +118,8 @@ class Sketch:
         """Add a part of a group of images to the tables; ``table`` and ``scores`` are the group's own sums."""
         group, _, pixels = values.shape
         device = values.device
-        self.add_invalid(_among(valid, _outside(values)))
+        bad = _outside(values)
+        self.add_invalid(bad if valid is None else bad & valid[:, None])
         values = values.nan_to_num(0.0).clamp(0.0, 1.0)
         confidence, correct = top_label(values, labels, self.softmax)
         confidence, correct = confidence.flatten(1), correct.flatten(1)
@@ -335,9 +336,11 @@ def _refuse_bad(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) 
     """Look at a whole batch before any of it is counted."""
     for image in range(len(values)):
         for start in range(0, values.shape[2], chunk):
-            at = slice(image, image + 1), slice(None), slice(start, start + chunk)
-            bad = values[at].isnan() if logits else _outside(values[at])
-            if bool(_among(None if valid is None else valid[at[0], at[2]], bad).any()):
+            part = values[image, :, start : start + chunk]
+            if valid is not None:
+                part = part.masked_fill(~valid[image, start : start + chunk], 0.0)
+            ends = torch.stack(part.aminmax())  # NaN if there is any
+            if bool((ends.isnan() if logits else _outside(ends)).any()):
                 raise ValueError(
                     "probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits="
                 )
@@ -345,10 +348,6 @@ def _refuse_bad(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) 
 
 def _outside(values: Tensor) -> Tensor:
     return ~((values >= -_SLACK) & (values <= 1 + _SLACK))
-
-
-def _among(valid: Tensor | None, bad: Tensor) -> Tensor:
-    return bad if valid is None else bad & valid[:, None]
 
 
 def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
