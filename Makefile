@@ -15,8 +15,9 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
-# damaged files and killed commands, with the counts printed; about ten minutes
+# property tests with new examples; damaged files and killed commands, with the counts printed; about ten minutes
 soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=default -m hypothesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.fuzz --cases 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 50
 
