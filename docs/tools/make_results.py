@@ -99,9 +99,10 @@ def _shown(values: list[float], column: Column) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{column.digits}f}"
 
 
-def last_epoch(run: str) -> dict:
-    """The last line of a run's log."""
-    return json.loads((DOCS / "results" / run / "run" / "log.jsonl").read_text().splitlines()[-1])
+def log_of(run: str) -> list[dict]:
+    """A run's log, a line an epoch."""
+    lines = (DOCS / "results" / run / "run" / "log.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def products() -> str:
@@ -109,11 +110,30 @@ def products() -> str:
     lines = ["| run | accuracy | clean labels: C0 | labels: L | predicted | measured |", "|---|" + "---:|" * 5]
     for name, classes, seeds in (("duts", 2, (1,)), ("camvid", 11, (0, 1, 2))):
         for seed in seeds:
-            clean, run = (last_epoch(f"{name}/cells/{method}/seed-{seed}") for method in ("bce", "aslp-mc"))
+            clean, run = (log_of(f"{name}/cells/{method}/seed-{seed}")[-1] for method in ("bce", "aslp-mc"))
             C0, L = clean["validation"]["mean_confidence"], run["method"]["expected_confidence"]
             predicted = L * C0 + (1 - L) * (1 - C0) / (classes - 1)
             shown = [run["validation"]["accuracy"], C0, L, predicted, run["validation"]["mean_confidence"]]
             lines.append(f"| {name}, seed {seed} | {' | '.join(f'{100 * value:.1f}' for value in shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def lambdas() -> str:
+    """What lambda does to labels and network, of the study of the rule on generated scenes."""
+    names = ["lambda", "multiplier mu", "labels: L, last 8 epochs", "accuracy", "confidence", "held-out ECE"]
+    lines = [f"| {' | '.join(names)} |", "|" + "---:|" * len(names)]
+    rows = rows_of("study-rule")
+    for lam in (10, 100, 400, 2000):
+        logs = [log_of(f"study-rule/cells/lambda_lam={lam}/seed-{seed}") for seed in (0, 1)]
+        ends = [log[-1] for log in logs]
+        by_seed = [
+            [statistics.fmean(line["method"]["expected_confidence"] for line in log[-8:]) for log in logs],
+            [end["validation"]["accuracy"] for end in ends],
+            [end["validation"]["mean_confidence"] for end in ends],
+        ]
+        ece = statistics.fmean(seeds_of(rows, f"lambda lam={lam}", "none", "held-out", "ece_ew"))
+        shown = [" / ".join(f"{100 * value:.1f}" for value in values) for values in by_seed]
+        lines.append(f"| {lam} | {ends[0]['method']['multiplier']:.2g} | {' | '.join(shown)} | {100 * ece:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -131,6 +151,7 @@ def blocks() -> dict[str, str]:
         "away": with_head(AWAY, table(rows_of("away"), AWAY)),
         "networks": with_head(DUTS, networks),
         "products": products(),
+        "lambdas": lambdas(),
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
     }
 
@@ -171,8 +192,7 @@ def scatter() -> Figure:
 
 def trajectory() -> Figure:
     """The closed loop at work: its level, the gap that drives it and the error, over the epochs of a run."""
-    path = DOCS / "results/away/cells/aslp-cl_+_informationless/seed-0/run/log.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = log_of("away/cells/aslp-cl_+_informationless/seed-0")
     curves = {
         "level: 1 - C": [100 * (1 - line["method"]["bound"]) for line in lines],
         "smoothed gap: confidence - accuracy": [100 * line["method"]["gap"] for line in lines],
