@@ -19,7 +19,7 @@ from densecal.remote import is_remote, write_bytes
 if sys.platform != "win32":
     import fcntl
 
-SIGNIFICANT_DIGITS = 15
+SIGNIFICANT_DIGITS = 10
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -59,12 +59,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, atomically: floats with 15 significant digits, NaN and infinity as null."""
+    """Write JSON, atomically: floats with ten significant digits, NaN and infinity as null."""
     write_text(path, json.dumps(rounded(value), indent=1, ensure_ascii=False) + "\n")
 
 
 def rounded(value: Any) -> Any:
-    """A copy fit for JSON: floats cut to 15 significant digits, what is not finite replaced by ``None``."""
+    """A copy fit for JSON: floats cut to ten significant digits, what is not finite replaced by ``None``."""
     if isinstance(value, dict):
         return {str(key): rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

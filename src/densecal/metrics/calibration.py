@@ -23,7 +23,7 @@ from densecal.metrics.levels import (
     level_rows,
 )
 from densecal.metrics.segmentation import count_levels
-from densecal.metrics.sketch import Sketch, integer_labels
+from densecal.metrics.sketch import Sketch, binary_labels, integer_labels
 
 NAN = float("nan")
 
@@ -143,7 +143,7 @@ class CalibrationMeter:
                 )
             size = values.shape[1:] if values.ndim == 3 else values.shape
             batch = len(values) if values.ndim == 3 else 1
-            labels = _binary(masks, self.ignore_index)
+            labels = binary_labels(masks, self.ignore_index)
             return values.reshape(batch, 1, -1), labels.reshape(batch, 1, -1), size
         if values.ndim == 2:
             values = values.T
@@ -158,7 +158,8 @@ class CalibrationMeter:
                 f"probabilities of shape {tuple(shape)} and masks that do not fit; expected (B, {classes}, H, W) and "
                 + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
             )
-        labels = integer_labels(masks, self.ignore_index) if self.sketch.softmax else _binary(masks, self.ignore_index)
+        read = integer_labels if self.sketch.softmax else binary_labels
+        labels = read(masks, self.ignore_index)
         return (
             values.flatten(2),
             labels.flatten(1) if self.sketch.softmax else labels.flatten(2),
@@ -437,15 +438,3 @@ def _adaptive_calibration_error(sketch: Sketch) -> float:
     else:
         atoms = [Atoms.sorted(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
     return float(np.mean([np.abs(equal_mass(a, sketch.bins).gap).mean() for a in atoms]))
-
-
-def _binary(masks: Tensor, ignore_index: int | None) -> Tensor:
-    """0 and 1; soft masks are cut at 0.5, void stays what it is."""
-    if not masks.is_floating_point():
-        return integer_labels(masks, ignore_index)
-    void = torch.zeros((), dtype=torch.bool, device=masks.device) if ignore_index is None else masks == ignore_index
-    if masks.device.type == "cpu" and masks.numel():  # elsewhere looking would stall the device
-        low, high = (float(end) for end in masks.masked_fill(void, 0.0).aminmax())
-        if not (low >= 0.0 and high <= 1.0):
-            raise ValueError(f"masks hold values from {low:g} to {high:g}; expected 0 to 1")
-    return (masks > 0.5).to(torch.int64).masked_fill(void, ignore_index or 0)

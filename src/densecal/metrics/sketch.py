@@ -332,6 +332,18 @@ def integer_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
     return masks if narrow else masks.to(torch.int64)
 
 
+def binary_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
+    """0 and 1; soft masks are cut at 0.5, void stays what it is."""
+    if not masks.is_floating_point():
+        return integer_labels(masks, ignore_index)
+    void = torch.zeros((), dtype=torch.bool, device=masks.device) if ignore_index is None else masks == ignore_index
+    if masks.device.type == "cpu" and masks.numel():  # elsewhere looking would stall the device
+        low, high = (float(end) for end in masks.masked_fill(void, 0.0).aminmax())
+        if not (low >= 0.0 and high <= 1.0):
+            raise ValueError(f"masks hold values from {low:g} to {high:g}; expected 0 to 1")
+    return (masks > 0.5).to(torch.int64).masked_fill(void, ignore_index or 0)
+
+
 def _refuse_bad(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) -> None:
     """Look at a whole batch before any of it is counted."""
     for image in range(len(values)):

@@ -138,11 +138,11 @@ def csv_text(records: list[Record]) -> str:
             for key, value in record[section].items():
                 if key == "ci":
                     for name, (low, high) in value.items():
-                        row[f"{name}_low"], row[f"{name}_high"] = f"{low:.15g}", f"{high:.15g}"
+                        row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
                 elif isinstance(value, list):
-                    row.update({f"{key}_{i}": "" if _missing(v) else f"{v:.15g}" for i, v in enumerate(value)})
+                    row.update({f"{key}_{i}": "" if _missing(v) else f"{v:.10g}" for i, v in enumerate(value)})
                 else:
-                    row[key] = "" if _missing(value) else f"{value:.15g}"
+                    row[key] = "" if _missing(value) else f"{value:.10g}"
         rows.append(row)
     names = list(dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
