@@ -36,7 +36,7 @@ def train_one_step(out: str, settings: list[str]) -> None:
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        environment = {**os.environ, "XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         for label in ("cold", "warm"):
             command = [sys.executable, __file__, "--one-step", f"{folder}/{label}", *sys.argv[1:]]
             start = time.time()

@@ -28,6 +28,7 @@ from densecal.training.loop import train_epoch, validate
 # architecture, encoder, size, and steps an epoch: as many as DUTS-TR has where that does not take long
 TRAINED = {
     "train-unet-256": ("unet", "tf_efficientnet_lite2", 256, 150),
+    "train-unet-lite2-384": ("unet", "tf_efficientnet_lite2", 384, 48),
     "train-unet-384": ("unet", "resnet50", 384, 48),
     "train-paper-unet-384": ("paper-unet", "resnet50", 384, 24),
 }
@@ -159,6 +160,7 @@ def main():
     if not (torch.cuda.is_available() or given.tiny):
         parser.error("this machine has no CUDA GPU; --tiny runs without one")
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", message=".* kernels ")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = Bench(device, given.tiny, given.set, given.profile)
     measured = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "set": given.set}

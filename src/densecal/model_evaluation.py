@@ -18,6 +18,7 @@ from densecal.data import open_source
 from densecal.data.decoding import Reading, decode_all
 from densecal.errors import InputError
 from densecal.evaluation import Evaluation, Total
+from densecal.metrics.fine import histograms
 from densecal.metrics.segmentation import SegmentationMeter
 from densecal.scoring import Settings
 from densecal.training.feed import prefetched
@@ -158,7 +159,7 @@ def evaluate_model_by_bins(
 @torch.inference_mode()
 def _probabilities(z: Tensor, images: Tensor, calibrate: Calibrator | None) -> Tensor:
     if calibrate is not None:
-        return calibrate(z, images).double()
+        return calibrate(z, resized(images, z.shape[2:])).double()
     return z.double().sigmoid() if z.shape[1] == 1 else z.double().softmax(dim=1)
 
 
@@ -169,7 +170,8 @@ def model_outputs(
     """What a model says, in groups of one size.
 
     Yields:
-        Samples, images (B, 3, H, W), logits (B, C, H, W) and masks (B, H, W) int64, at the size of the masks.
+        Samples, images (B, 3, S, S) as the network sees them, and at the size of the masks logits (B, C, H, W) and
+        masks (B, H, W) int64.
     """
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
@@ -181,8 +183,7 @@ def model_outputs(
         for samples, y in parts:
             part = slice(start, start + len(samples))
             start = part.stop
-            shape = y.shape[1:]
-            yield samples, _resized(images[part], shape), _resized(z[part], shape), y.long()
+            yield samples, images[part], resized(z[part], y.shape[1:]), y.long()
 
 
 def _batches(
@@ -235,7 +236,7 @@ class _Scores:
         if void is not None:  # void pixels go to a bin that is cut off
             valid = y != void
             h, cell = h.masked_fill(~valid, torch.nan), cell.masked_fill(~valid, ENTROPY_BINS)
-        counts = torch.bincount(cell.flatten(), minlength=ENTROPY_BINS + 1)
+        counts = histograms(cell.flatten(1), ENTROPY_BINS + 1).sum(0)
         self.histogram = self.histogram + counts[:ENTROPY_BINS]
         self.entropies.append(h.flatten(1).nanmean(dim=1))
 
@@ -266,9 +267,7 @@ class _Scores:
 def _level_counts(p: Tensor, y: Tensor) -> Tensor:
     """Pixels by image, mask and 8-bit level (B, 2, 256)."""
     levels = (p * 255).round().long()
-    image = torch.arange(len(p), device=p.device).view(-1, 1, 1)
-    key = (image * 2 + y) * 256 + levels
-    return torch.bincount(key.flatten(), minlength=len(p) * 512).view(-1, 2, 256)
+    return histograms((y * 256 + levels).flatten(1), 512).view(-1, 2, 256)
 
 
 def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
@@ -280,5 +279,6 @@ def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | N
     return counts.view(classes, classes)
 
 
-def _resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+def resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Maps (B, C, H, W) at another size, bilinearly."""
     return maps if maps.shape[2:] == size else interpolate(maps, size=size, mode="bilinear", align_corners=False)

@@ -51,8 +51,8 @@ def run_here(arguments: list[str]) -> subprocess.CompletedProcess:
 
 
 def interpreted(script: str) -> dict:
-    """What a script of this folder prints last, as JSON, with Triton's kernels run by its interpreter."""
-    path = Path(__file__).with_name(script)
+    """What a script beside this file prints last, as JSON, with Triton's kernels run by its interpreter."""
+    path = Path(__file__).parent / script
     done = subprocess.run(
         [sys.executable, str(path)], env={**environment(), "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, timeout=300,

@@ -21,7 +21,7 @@ from densecal.ensembles import load_ensemble, with_mc_dropout
 from densecal.errors import InputError
 from densecal.files import write_json
 from densecal.metrics.entropy import known
-from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model_by_bins, model_outputs
+from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model_by_bins, model_outputs, resized
 from densecal.prediction import Predictor, load_predictor
 from densecal.reading import read_yaml
 from densecal.training.config import parse_config
@@ -68,7 +68,7 @@ def fit_calibrators(
         for _, images, z, y in model_outputs(logits, validation, device, size):
             masks = y if validation.classes > 1 else y[:, None]
             # copies, because a calibrator that is trained cannot differentiate through inference tensors
-            yield posthoc.Batch(z.clone(), masks.clone(), images.clone())
+            yield posthoc.Batch(z.clone(), masks.clone(), resized(images, z.shape[2:]).clone())
 
     several = {"num_classes": validation.classes} if validation.classes > 1 else {}
     made = {name: posthoc.create(name, **several).to(device) for name in names}

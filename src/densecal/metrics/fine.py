@@ -7,6 +7,11 @@ values of a segmentation model crowd at 0 and 1.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import warnings
+from types import ModuleType
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,6 +35,59 @@ def tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, si
     both = _bincount(key * 2 + outcome.flatten(), None, 2 * size + 2).view(-1, 2)
     limbs = torch.stack([_bincount(key, high, size + 1), _bincount(key, low, size + 1)], dim=1)
     return torch.cat([both, limbs], dim=1)[:size]
+
+
+def fine_tally(value: Tensor, outcome: Tensor, steps: int) -> Tensor:
+    """``tally`` by the fine bin of every value."""
+    index, size = fine_index(value, steps), fine_size(steps)
+    counting = kernels(value.device)
+    if counting is None:
+        return tally(index, value, outcome, None, size)
+    table: Tensor = counting.fine_table(value, index, outcome, size)
+    return table
+
+
+def histograms(index: Tensor, size: int) -> Tensor:
+    """How often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
+    counting = kernels(index.device)
+    if counting is None:
+        row = torch.arange(len(index), device=index.device)[:, None] * size
+        return torch.bincount((index + row).flatten(), minlength=len(index) * size).view(-1, size)
+    counts: Tensor = counting.histograms(index, size)
+    return counts
+
+
+@functools.cache
+def kernels(device: torch.device) -> ModuleType | None:
+    """`counting.py`, on CUDA and where it counts as PyTorch does."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    random = torch.Generator().manual_seed(0)
+    value = torch.randn(3, 2500, dtype=torch.float64, generator=random).mul(20.0).sigmoid()
+    label = torch.randint(0, 2, value.shape, generator=random)
+    flat, hit, size = value.flatten(), label.flatten() == 1, fine_size(7)
+    width = (value * 10).to(torch.int64).clamp_(max=9)
+    image = torch.arange(len(value))[:, None] * 10
+    try:
+        from densecal.metrics import counting
+
+        found = [
+            counting.small_tables(value.to(device), label.to(device), None, 10)[:, 2],
+            counting.fine_table(flat.to(device), fine_index(flat, 7).to(device), hit.to(device), size),
+            counting.histograms(width.to(device), 10),
+        ]
+        wanted = [
+            tally(image + width, value, label == 1, None, 30).view(3, 10, 4),
+            tally(fine_index(flat, 7), flat, hit, None, size),
+            torch.stack([torch.bincount(row, minlength=10) for row in width]),
+        ]
+        problem = "" if all(map(torch.equal, (table.cpu() for table in found), wanted)) else "disagree with PyTorch"
+    except Exception as error:  # of a Triton without what they need, or without a compiler: PyTorch's still work
+        problem = f"fail ({error})"
+    if problem:
+        warnings.warn(f"counting kernels {problem} on {device}: PyTorch's are used", stacklevel=2)
+        return None
+    return counting
 
 
 def limbs_to_float(limbs: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from densecal.metrics.fine import Floats, Ints, fine_atoms, fine_index, fine_size, limbs_to_float, tally
+from densecal.metrics.fine import Floats, Ints, fine_atoms, fine_tally, kernels, limbs_to_float, tally
 from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
 
 EXACT_PIXELS = 1 << 20
 """Float maps are kept pixel by pixel up to here, and summarised in fine bins beyond."""
 
 _MAX_RAW_VALUES = 1 << 26
-_CHUNK = 1 << 21
+_CHUNK, _CUDA_CHUNK = 1 << 21, 1 << 23
 _SLACK = 1e-6
 """How far beyond 0 and 1 probabilities may lie: interpolating and averaging in float32 leaves 1.0000001."""
 # log2 of the fine bins an octave; K classes have K tables, so coarser ones
@@ -80,7 +80,10 @@ class Sketch:
         """
         batch, channels, pixels = values.shape
         # small chunks take little memory; a GPU wants large ones
-        chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels)) if values.device.type == "cpu" else _CHUNK
+        if values.device.type == "cpu":
+            chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels))
+        else:
+            chunk = max(_CHUNK, _CUDA_CHUNK // channels)
         images = max(1, chunk // max(pixels, 1))
         if values.device.type == "cpu":  # elsewhere a look would wait for the device: `compute` tells
             _refuse_bad(values, valid, logits, chunk)
@@ -121,20 +124,26 @@ class Sketch:
         bad = _outside(values)
         self.add_invalid(bad if valid is None else bad & valid[:, None])
         values = values.nan_to_num(0.0).clamp(0.0, 1.0)
+        scores += _scores(values, labels, self.softmax, valid)
+        self._remember(values, labels, valid)
+        counting = kernels(device) if self.num_classes == 1 else None
+        if counting is not None and zones is None:
+            tables = counting.small_tables(values[:, 0], labels[:, 0], valid, self.bins)
+            table += tables[:, 0]
+            self._add("classes", tables[:, 1:].sum(0))
+            return
         confidence, correct = top_label(values, labels, self.softmax)
         confidence, correct = confidence.flatten(1), correct.flatten(1)
         keep = None if valid is None else valid.repeat(1, confidence.shape[1] // pixels)
         image = torch.arange(group, device=device)[:, None]
         bin_ = equal_width_index(confidence, self.bins)
         table += tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).view_as(table)
-        scores += _scores(values, labels, self.softmax, valid)
         if zones is not None:
             self._count_bands(zones.repeat(1, confidence.shape[1] // pixels), bin_, confidence, correct, keep)
         classes = torch.zeros(self.tables["classes"].shape, dtype=torch.int64, device=device)
         for channel, value, outcome in self._channel_outcomes(values, labels):
             classes[channel] = tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
         self._add("classes", classes)
-        self._remember(values, labels, valid)
 
     def add_invalid(self, bad: Tensor) -> None:
         """Count values that should not be; with any of them there is no result."""
@@ -175,17 +184,14 @@ class Sketch:
             self.fold()
 
     def _fold(self, values: Tensor, outcomes: Tensor) -> None:
-        size = fine_size(self._steps)
-        fine = torch.zeros(len(values), size, 4, dtype=torch.int64, device=values.device)
+        fine = []
         for channel, value in enumerate(values):
             outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
-            fine[channel] = tally(fine_index(value, self._steps), value, outcome, None, size)
-        self._add("fine", fine)
+            fine.append(fine_tally(value, outcome, self._steps))
+        self._add("fine", torch.stack(fine))
         if self.softmax:
             confidence, correct = top_label(values[None], outcomes.to(torch.int64), True)
-            index = fine_index(confidence[0], _STEPS_SIGMOID)
-            top = tally(index, confidence[0], correct[0], None, fine_size(_STEPS_SIGMOID))
-            self._add("fine_top", top)
+            self._add("fine_top", fine_tally(confidence[0], correct[0], _STEPS_SIGMOID))
 
     def add_levels(self, counts: Ints) -> None:
         """Add 8- or 16-bit foreground maps that were counted by level; ``add_rows`` takes their per-image rows.
@@ -208,8 +214,9 @@ class Sketch:
     def fold(self) -> None:
         """Summarise the kept pixels in fine bins now, whatever their number."""
         for flat, outcomes in self.raw:
-            for first in range(0, flat.shape[1], _CHUNK):
-                part = slice(first, first + _CHUNK)
+            chunk = _CHUNK if flat.device.type == "cpu" else _CUDA_CHUNK
+            for first in range(0, flat.shape[1], chunk):
+                part = slice(first, first + chunk)
                 self._fold(flat[:, part], outcomes[:, part])
         self.raw = []
 
