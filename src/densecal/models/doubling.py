@@ -15,8 +15,8 @@ from torch import Tensor
 
 NEAREST, BILINEAR, BILINEAR_CORNERS = 0, 1, 2
 _TILE = 2048
-_REACH = 6
-"""Outputs that an input of a bilinear map of twice the size can touch, in one dimension."""
+_REACH = {NEAREST: 2, BILINEAR: 4, BILINEAR_CORNERS: 6}
+"""Outputs that an input can touch, in one dimension; those of input i begin at 2 i - REACH / 2 + 1."""
 
 
 @triton.jit
@@ -28,8 +28,14 @@ def _source(o, size, MODE: tl.constexpr):
 
 
 @triton.jit
-def _share(o, i, size, MODE: tl.constexpr):
-    """Weight of input i in output o; 0 beyond the map."""
+def _share(k: tl.constexpr, i, size, MODE: tl.constexpr):
+    """Weight of input i in the k-th of the outputs it can touch; 0 beyond the map."""
+    if MODE == 0:
+        return tl.full(i.shape, 1.0, tl.float32)
+    if MODE == 1:  # a quarter, three, three and a quarter; at an edge an output has nothing else to hold
+        inner = i > 0 if k < 2 else i < size - 1
+        return tl.where(inner, 0.25, 0.0) if k % 3 == 0 else tl.where(inner, 0.75, 1.0)
+    o = 2 * i - 2 + k
     s = _source(o, size, MODE)
     low = s.to(tl.int32)
     part = s - low
@@ -71,20 +77,14 @@ def _backward(
     ix, iy, n = (m % W).to(tl.int32), (m // W % H).to(tl.int32), m // (H * W)
     base = n * 4 * H * W
     total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
-    if MODE == 0:
-        for k in tl.static_range(4):
-            place = base + (2 * iy + k // 2) * (2 * W) + 2 * ix + k % 2
-            total += tl.load(dy + place[:, None] * C + c, mask=inside, other=0.0).to(tl.float32)
-    else:
-        for ky in tl.static_range(REACH):
-            oy = 2 * iy - 2 + ky
-            wy = _share(oy, iy, H, MODE)
-            for kx in tl.static_range(REACH):
-                ox = 2 * ix - 2 + kx
-                w = wy * _share(ox, ix, W, MODE)
-                place = base + oy * (2 * W) + ox
-                g = tl.load(dy + place[:, None] * C + c, mask=inside & (w > 0)[:, None], other=0.0)
-                total += w[:, None] * g.to(tl.float32)
+    first: tl.constexpr = 1 - REACH // 2
+    for ky in tl.static_range(REACH):
+        wy = _share(ky, iy, H, MODE)
+        for kx in tl.static_range(REACH):
+            w = wy * _share(kx, ix, W, MODE)
+            place = base + (2 * iy + first + ky) * (2 * W) + 2 * ix + first + kx
+            g = tl.load(dy + place[:, None] * C + c, mask=inside & (w > 0)[:, None], other=0.0)
+            total += w[:, None] * g.to(tl.float32)
     tl.store(dx + m[:, None] * C + c, total.to(dx.dtype.element_ty), mask=inside)
 
 
@@ -115,7 +115,9 @@ class Doubling(torch.autograd.Function):
         dx = torch.empty(
             (batch, channels, height, width), dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last
         )
-        _launch(_backward, dy, dx, batch * height * width, height, width, channels, MODE=ctx.mode, REACH=_REACH)
+        _launch(
+            _backward, dy, dx, batch * height * width, height, width, channels, MODE=ctx.mode, REACH=_REACH[ctx.mode]
+        )
         return dx, None
 
 
