@@ -186,6 +186,26 @@ def test_two_stages_freeze_the_accuracy(tmp_path):
     assert lines[3]["method"]["accuracy"] == pytest.approx(frozen, rel=1e-6)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_averaged_weights_forget_what_training_began_with(tmp_path, monkeypatch, accumulate):
+    after_steps, step = [], loop._step
+
+    def recorded(run, *place):
+        step(run, *place)
+        after_steps.append({name: value.clone() for name, value in run.network.state_dict().items()})
+
+    monkeypatch.setattr(loop, "_step", recorded)
+    train(small_config("optim.ema=0.7", "optim.epochs=2", f"optim.accumulate={accumulate}"), tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
+    shares = 0.7 ** torch.arange(len(after_steps) - 1, -1, -1, dtype=torch.float64)
+    assert len(after_steps) > 3
+    for name, value in kept.items():
+        if value.is_floating_point():
+            values = torch.stack([weights[name].double() for weights in after_steps])
+            wanted = torch.tensordot(shares / shares.sum(), values, dims=1)
+            torch.testing.assert_close(value.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_averaged_weights_are_resumed_too(tmp_path):
     for name, epochs in (("whole", 3), ("parts", 2)):
         train(small_config("optim.ema=0.9", f"optim.epochs={epochs}", "optim.schedule=constant"), tmp_path / name)

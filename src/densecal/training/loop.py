@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -201,7 +202,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
         if fabric.device.type == "cpu" or (step + 1) % CHECK_EVERY == 0 or step + 1 == len(batches):
             _check_losses(run, losses[: step + 1], batches)
         if last:
-            _step(run, epoch + step / len(batches), len(batches) / config.optim.accumulate)
+            _step(run, epoch, step, len(batches))
         method.after_step(logits.detach(), masks, index)
         if progress and rank == 0:
             progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches), {})
@@ -286,23 +287,27 @@ def _strip(
     return images, masks, index
 
 
-def _step(run: Run, epoch: float, epoch_steps: float) -> None:
-    rate = learning_rate(run.config.optim, epoch, epoch_steps)
+def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
+    """Move the weights, after a batch of those of an epoch."""
+    optim = run.config.optim
+    rate = learning_rate(optim, epoch + batch / batches, batches / optim.accumulate)
     for optimizer in run.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if run.average is not None:
-        _follow(run.average, run.network, run.config.optim.ema)
+        steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
+        # 1 at the first step: the weights that training began with have no part in the average
+        _follow(run.average, run.network, (1 - optim.ema) / (1 - optim.ema**steps))
 
 
 @torch.no_grad()
-def _follow(average: nn.Module, network: nn.Module, decay: float) -> None:
+def _follow(average: nn.Module, network: nn.Module, rate: float) -> None:
     """Move an average of the weights toward them; counters are copied."""
     pairs = list(zip(average.state_dict().values(), network.state_dict().values(), strict=True))
     floats = [pair for pair in pairs if pair[0].is_floating_point()]
-    torch._foreach_lerp_([kept for kept, _ in floats], [now for _, now in floats], 1.0 - decay)
+    torch._foreach_lerp_([kept for kept, _ in floats], [now for _, now in floats], rate)
     for kept, now in pairs:
         if not kept.is_floating_point():
             kept.copy_(now)
