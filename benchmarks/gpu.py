@@ -74,6 +74,8 @@ class Bench:
             self.wait()
         key = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
         print(found.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60), flush=True)
+        if self.device.type == "cuda":
+            print(busy(found), flush=True)
 
     def train(self, arch: str, encoder: str, size: int, steps: int) -> dict:
         size, steps = (64, 3) if self.tiny else (size, steps)
@@ -133,6 +135,20 @@ class Bench:
                 )
             self.show(lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch))
         return found
+
+
+def busy(found: profile) -> str:
+    """How much of the time the device had something to do, and in how many pieces."""
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in found.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+    )
+    total, end = 0.0, spans[0][0]
+    for first, last in spans:
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return f"busy {total / 1e3:.1f} of {(end - spans[0][0]) / 1e3:.1f} ms, {len(spans)} kernels and copies"
 
 
 def noise(count: int, size: int) -> np.ndarray:

@@ -60,6 +60,14 @@ CAMVID = [
     Column("test mIoU", "CamVid", "miou", 100, 1),
 ]
 
+BAND = [
+    Column("held-out ECE", "held-out", "ece_ew"),
+    Column("ECE, equal mass", "held-out", "ece_em"),
+    Column("OE", "held-out", "oe_ew"),
+    Column("NLL", "held-out", "nll", 1, 3),
+    Column("F max", "held-out", "f_max", 1, 3),
+]
+
 
 def rows_of(name: str) -> list[dict]:
     """The rows of a benchmark's results."""
@@ -155,6 +163,7 @@ def blocks() -> dict[str, str]:
         "products": products(),
         "lambdas": lambdas(),
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
+        "band": with_head(BAND, table(rows_of("study-band"), BAND)),
         "camvid-long": with_head(CAMVID, table(rows_of("camvid-long"), CAMVID)),
     }
 

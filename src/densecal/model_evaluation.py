@@ -176,7 +176,11 @@ def model_outputs(
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
         device = torch.device("cuda", torch.cuda.current_device())
-    for images, parts in prefetched(_batches(data, device, batch)):
+    copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    before = None
+    for images, parts in prefetched(_batches(data, device, batch, copying)):
+        if copying is not None:
+            before = _take_over([images, *(y for _, y in parts)], copying, before)
         images = images.permute(0, 3, 1, 2).float() / 255
         z = logits(images).float()
         start = 0
@@ -187,13 +191,15 @@ def model_outputs(
 
 
 def _batches(
-    data: ImageSet, device: torch.device, batch: int
+    data: ImageSet, device: torch.device, batch: int, copying: torch.cuda.Stream | None
 ) -> Iterator[tuple[Tensor, list[tuple[list[int], Tensor]]]]:
-    """Batches on the device: images, and the masks of those of one size together with their samples."""
+    """Batches on the device: images, and the masks of those of one size together with their samples.
+
+    On CUDA they are still on their way, on the stream ``copying``.
+    """
     shapes = [mask.shape for mask in data.masks]
     # the network sees full batches, whatever the sizes of the masks
     order = sorted(range(len(data)), key=lambda i: shapes[i])
-    images = torch.from_numpy(data.images)
     for first in range(0, len(order), batch):
         group = order[first : first + batch]
         parts = []
@@ -201,9 +207,41 @@ def _batches(
             together = list(same)
             fitting = max(1, MAX_VALUES // (data.classes * shape[0] * shape[1]))
             for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
-                masks = torch.from_numpy(np.stack([data.masks[i] for i in samples]))
-                parts.append((samples, masks.to(device)))
-        yield images[group].to(device), parts
+                parts.append((samples, _sent([data.masks[i] for i in samples], device, copying)))
+        yield _sent([data.images[i] for i in group], device, copying), parts
+
+
+def _sent(arrays: list[NDArray[np.uint8]], device: torch.device, copying: torch.cuda.Stream | None) -> Tensor:
+    """Arrays of one shape, stacked on the device; to CUDA they go beside the kernels of the model."""
+    if copying is None:
+        return torch.from_numpy(np.stack(arrays)).to(device)
+    # from pageable memory the copy would wait for the kernels, and they for the copy
+    pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.uint8, pin_memory=True)
+    np.stack(arrays, out=pinned.numpy())
+    with torch.cuda.stream(copying):
+        return pinned.to(device, non_blocking=True)
+
+
+def _take_over(tensors: list[Tensor], copying: torch.cuda.Stream, before: torch.cuda.Event | None) -> torch.cuda.Event:
+    """Let the current stream wait for what another one copies, and the memory wait for the current stream.
+
+    Args:
+        tensors: What is copied.
+        copying: The other stream.
+        before: What this returned for the batch before, which the device must have reached: a host that ran ahead
+            further would fill the device with batches.
+
+    Returns:
+        The start of the work on this batch.
+    """
+    if before is not None:
+        before.synchronize()
+    current = torch.cuda.current_stream(copying.device)
+    current.wait_stream(copying)
+    for tensor in tensors:
+        tensor.record_stream(current)
+    start: torch.cuda.Event = current.record_event()
+    return start
 
 
 class _Scores:

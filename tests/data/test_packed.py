@@ -261,6 +261,27 @@ def test_processes_give_the_same_bytes_and_tell_how_far_they_are(tmp_path: Path)
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_are_hashed_and_on_the_disk_before_the_last_sample_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    names = [f"{i:02d}" for i in range(40)]
+    source = open_source(samples.zipped(tmp_path / "set.zip", names))
+    synced: list[int] = []
+    monkeypatch.setattr(packed_module, "_SYNC_BYTES", 16 * 16 * 16)
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(told))
+    told = 0
+
+    def progress(done: int, _: int) -> None:
+        nonlocal told
+        told = done
+
+    pack(source, names, 16, tmp_path / "cache", workers=workers, progress=progress)
+    # images after each of three chunks, masks after the two that are full; at the end both and the manifest
+    assert synced == [0, 0, 16, 16, 32, 40, 40, 40]
+    open_packed(tmp_path / "cache", verify=True)
+
+
 PACK = """
 import sys, time
 from densecal.data import open_source, pack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -178,7 +179,8 @@ def decode_all(
     methods = multiprocessing.get_all_start_methods()
     # Not fork: the caller may hold threads and a CUDA context.
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(task,))
+    # Pickled here, once: the pool would do it again for every process, and a task holds the names of all files.
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(pickle.dumps(task),))
     try:
         return _gather(pool.map(_run, starts), len(task.names), progress)
     except BrokenProcessPool:
@@ -210,9 +212,9 @@ def _gather(chunks: Iterable[list[T]], total: int, progress: Callable[[int, int]
 _task: Task[Any]
 
 
-def _start_worker(task: Task[Any]) -> None:
+def _start_worker(task: bytes) -> None:
     global _task
-    _task = task
+    _task = pickle.loads(task)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
     end_with_parent()
 

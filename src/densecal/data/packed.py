@@ -12,6 +12,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ VERSION = 1
 MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
 
 _LOG = logging.getLogger(__name__)
+
+_SYNC_BYTES = 1 << 28
+"""What may be in memory alone while a file is filled; less would wait for the disk too often."""
 
 
 class Packed:
@@ -113,6 +117,8 @@ class Packed:
         device = torch.device(device)
         if device.type != "cuda":
             return False
+        if self._on_device is not None:
+            return True
         free, _ = torch.cuda.mem_get_info(device)
         if self.images.nbytes + self.masks.nbytes > free // 2:
             return False
@@ -269,12 +275,20 @@ def _build(
 ) -> None:
     """Write the data files and, last, the manifest."""
     names, size = wanted["names"], wanted["size"]
-    for file, channels in ((IMAGES, 3), (MASKS, 1)):
-        with (build / file).open("wb") as stream:
-            stream.truncate(len(names) * size * size * channels)
+    files = [_Filling(build / file, size * size * channels) for file, channels in ((IMAGES, 3), (MASKS, 1))]
+    for file in files:
+        with file.path.open("wb") as empty:
+            empty.truncate(len(names) * file.sample)
+
+    def follow(done: int, total: int) -> None:
+        for file in files:
+            file.follow(done)
+        if progress is not None:
+            progress(done, total)
+
     classes, ignore_index = wanted["classes"], wanted["ignore_index"]
     job = Job(source, names, size, classes, ignore_index, build / IMAGES, build / MASKS)
-    facts = decode_all(job, workers, progress)
+    facts = decode_all(job, workers, follow)
     warnings = []
     grey = [name for name, (_, _, is_grey) in zip(names, facts, strict=True) if is_grey]
     if grey:
@@ -282,15 +296,38 @@ def _build(
         warnings.append(f"{len(grey)} of {len(names)} masks hold grey values, binarised at > 127 ({first})")
     manifest = {
         **wanted,
-        "sha256": {file: _sha256(build / file) for file in (IMAGES, MASKS)},
+        "sha256": {file.path.name: file.sha256.hexdigest() for file in files},
         "original_sizes": [(height, width) for height, width, _ in facts],
         "warnings": warnings,
     }
     (build / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    for file in (IMAGES, MASKS, MANIFEST):
+    for path in (build / IMAGES, build / MASKS, build / MANIFEST):
         # After a power failure a renamed folder must not hold files that never reached the disk.
-        with (build / file).open("rb") as stream:
+        with path.open("rb") as stream:
             os.fsync(stream.fileno())
+
+
+@dataclass
+class _Filling:
+    """A file that is filled from its start, hashed and sent to the disk meanwhile: both take seconds at the end."""
+
+    path: Path
+    sample: int
+    """Bytes of one."""
+    sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+    hashed: int = 0
+    synced: int = 0
+
+    def follow(self, samples: int) -> None:
+        """Take in that so many samples, from the first on, are complete."""
+        end = samples * self.sample
+        with self.path.open("rb") as stream:
+            stream.seek(self.hashed)
+            self.sha256.update(stream.read(end - self.hashed))
+            self.hashed = end
+            if end - self.synced >= _SYNC_BYTES:
+                os.fsync(stream.fileno())
+                self.synced = end
 
 
 def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) -> Packed:
@@ -398,5 +435,9 @@ def _copied_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
 
     whole = torch.empty(data.shape, dtype=torch.uint8, device=device)
     for start in range(0, len(data), 256):
-        whole[start : start + 256] = torch.from_numpy(np.array(data[start : start + 256]))
+        part = whole[start : start + 256]
+        # Pinned memory crosses while the next piece is read, and is used again once it has.
+        piece = torch.empty(part.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        np.copyto(piece.numpy(), data[start : start + 256])
+        part.copy_(piece, non_blocking=True)
     return whole

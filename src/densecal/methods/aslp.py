@@ -26,6 +26,7 @@ from torch import Tensor
 
 from densecal.labels import half_scale, max_alpha, technique_strength
 from densecal.methods.adaptive import Adaptive
+from densecal.methods.band import check_band
 from densecal.methods.base import check_choice
 from densecal.methods.losses import SmoothedLabels, class_gap, image_gap
 from densecal.methods.registry import register
@@ -95,14 +96,22 @@ class _Stochastic(Adaptive):
     """What ASLP-MEI and ASLP-MC share: a probability per image and the technique it is used with."""
 
     def __init__(
-        self, *, technique: str = "hi", noise_bound: float = 0.5, grad_norm: str = "paper", **common: Any
+        self,
+        *,
+        technique: str = "hi",
+        noise_bound: float = 0.5,
+        grad_norm: str = "paper",
+        band: int | None = None,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
         check_technique(technique, noise_bound, self.num_classes)
+        check_band(band)
         check_choice("grad_norm", grad_norm, ("none", "paper", "confidence"))
         self.technique = technique
         self.noise_bound = noise_bound
         self.grad_norm = grad_norm
+        self.band = band
         self.technique_beta = technique_strength(technique, self.num_classes)
         self.b = half_scale(self.technique_beta, self.num_classes)
 
@@ -116,7 +125,7 @@ class _Stochastic(Adaptive):
         super().prepare(images, masks, index)
         index = index.to(self.values.device)
         alpha = self.current(index)
-        return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound)
+        return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound, self.band)
 
 
 @register("aslp-mei")
@@ -129,6 +138,8 @@ class ASLPMEI(_Stochastic):
         technique: `hi`, `si`, `m` or `dm` (one sigmoid logit only).
         noise_bound: Bound of dynamic moderation's noise: 0.5 in the paper, 0.25 in its code.
         grad_norm: `paper` (g), `none` (b * g) or `confidence` (g / b, the authors' code).
+        band: Perturb only pixels this near to a boundary of the mask (chessboard distance); all unless given. The
+            rule is the same, and its expected confidence that of a pixel in the band.
         **common: See `Adaptive` and `Method`.
     """
 
@@ -146,7 +157,7 @@ class ASLPMC(_Stochastic):
 
     Args:
         constraint: `penalty` (the paper's, weighted by lambda) or `exact` (clip at the threshold, no lambda).
-        technique: As for `aslp-mei`; so are `noise_bound` and `grad_norm`.
+        technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
         **common: See `Adaptive` and `Method`.
     """
 

@@ -37,7 +37,7 @@ class ASLPCL(ASLPMC):
         floor: C_min, the lowest expected confidence of a label.
         eta: Step size of alpha; by default large enough to reach the threshold in one visit.
         warmup: Epochs before the loop closes.
-        technique: As for `aslp-mei`; so are `noise_bound` and `grad_norm`.
+        technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
         **common: See `Method`.
     """
 

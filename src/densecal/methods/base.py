@@ -108,11 +108,11 @@ class Method(nn.Module):
         return draws.uniform(self.seed, self.epoch, index, stream, count)
 
     def perturbed(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
-        """Return targets with the labels of image i perturbed by strength i, void pixels kept.
+        """Return targets with the labels of image (or pixel) i perturbed by strength i, void pixels kept.
 
         Args:
             masks: Clean masks.
-            strength: One full-scale beta per image, (B,).
+            strength: One full-scale beta per image, (B,), or per pixel, of the shape of `masks`.
             noise: Added to the labels of one sigmoid logit; it has no meaning for K classes.
         """
         if self.num_classes > 1:

@@ -16,7 +16,7 @@ class SmoothedLabels(NamedTuple):
 
     Attributes:
         labels: Class indices (B, H, W), int64, void pixels included.
-        strength: Full-scale beta of each image, (B,).
+        strength: Full-scale beta of each image, (B,), or of each pixel, (B, H, W).
     """
 
     labels: Tensor
@@ -63,7 +63,7 @@ def cross_entropy_with_void(
 
     Args:
         logits: (B, K, H, W), any float type.
-        targets: Class indices (B, H, W), or the same with a strength per image.
+        targets: Class indices (B, H, W), or the same with a strength per image or pixel.
         ignore_index: Class index of void pixels.
         weight: Weight of each sample (B,).
     """
@@ -73,7 +73,9 @@ def cross_entropy_with_void(
         values = cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
         if isinstance(targets, SmoothedLabels):
             # L(t) = L(y) + b * gap: smoothing needs neither one-hot targets nor a second softmax.
-            b = half_scale(targets.strength, logits.shape[1]).view(-1, *[1] * (labels.ndim - 1))
+            b = half_scale(targets.strength, logits.shape[1])
+            if b.ndim == 1:
+                b = b.view(-1, *[1] * (labels.ndim - 1))
             values = values + b * class_margin(logits, labels, ignore_index)
         return (values * pixel_shares(labels != ignore_index, weight)).mean()
 

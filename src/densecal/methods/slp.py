@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from densecal.labels import check_alpha, check_noise_bound, moderation_noise, technique_strength
+from densecal.methods.band import boundary_band, check_band
 from densecal.methods.base import Method
 from densecal.methods.losses import SmoothedLabels
 from densecal.methods.registry import register
@@ -19,14 +20,22 @@ PAPER_ALPHA = {"hi": 0.01, "si": 0.02, "m": 0.03, "dm": 0.03}
 
 
 def sample_targets(
-    method: Method, masks: Tensor, index: Tensor, alpha: Tensor | float, technique: str, noise_bound: float
+    method: Method,
+    masks: Tensor,
+    index: Tensor,
+    alpha: Tensor | float,
+    technique: str,
+    noise_bound: float,
+    band: int | None = None,
 ) -> Tensor | SmoothedLabels:
-    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its pixels together."""
+    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its (band's) pixels together."""
     Z = method.uniform(index, LABEL_STREAM)[:, 0] < alpha
+    if band is not None:
+        Z = Z.view(-1, *[1] * (masks.ndim - 1)) & boundary_band(masks, band, method.num_classes, method.ignore_index)
     noise = None
     if technique == "dm":
         draws = method.uniform(index, NOISE_STREAM, masks[0].numel()).view(masks.shape)
-        noise = Z.view(-1, 1, 1, 1) * moderation_noise(draws, noise_bound)
+        noise = (Z.view(-1, 1, 1, 1) if band is None else Z) * moderation_noise(draws, noise_bound)
     return method.perturbed(masks, technique_strength(technique, method.num_classes) * Z, noise)
 
 
@@ -46,16 +55,25 @@ class SLP(Method):
         technique: `hi`, `si`, `m` or `dm` (one sigmoid logit only).
         alpha: Probability; by default the paper's 0.01, 0.02, 0.03, 0.03 for the four techniques.
         noise_bound: Bound of dynamic moderation's noise: 0.5 in the paper, 0.25 in its code.
+        band: Perturb only pixels this near to a boundary of the mask (chessboard distance); all unless given.
         **common: See `Method`.
     """
 
     def __init__(
-        self, *, technique: str = "hi", alpha: float | None = None, noise_bound: float = 0.5, **common: Any
+        self,
+        *,
+        technique: str = "hi",
+        alpha: float | None = None,
+        noise_bound: float = 0.5,
+        band: int | None = None,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
         check_technique(technique, noise_bound, self.num_classes)
+        check_band(band)
         self.technique = technique
         self.noise_bound = noise_bound
+        self.band = band
         self.probability = PAPER_ALPHA[technique] if alpha is None else alpha
         check_alpha(self.probability, technique_strength(technique, self.num_classes))
 
@@ -63,4 +81,4 @@ class SLP(Method):
         """Perturb the labels of a random few images."""
         super().prepare(images, masks, index)
         index = index.to(masks.device)
-        return images, sample_targets(self, masks, index, self.probability, self.technique, self.noise_bound)
+        return images, sample_targets(self, masks, index, self.probability, self.technique, self.noise_bound, self.band)

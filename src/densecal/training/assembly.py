@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +15,10 @@ from torch import nn
 
 from densecal.errors import InputError
 from densecal.methods import Method, create
-from densecal.models import build
+from densecal.models import SegmentationModel, build
 from densecal.training.config import Config
 from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
-from densecal.training.feed import Data
+from densecal.training.feed import Data, Progress, open_data
 from densecal.training.graphs import replay_training
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Place
@@ -67,13 +68,19 @@ def fabric_of(config: Config) -> Fabric:
     )
 
 
-def assemble(config: Config, fabric: Fabric, data: Data) -> Run:
-    """Build the network, the method and the optimizers of a run on its device, as fast as the device allows."""
-    engine, optim = config.engine, config.optim
-    if optim.batch < fabric.world_size:
-        raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
-    on_cuda = fabric.device.type == "cuda"
-    torch.manual_seed(engine.seed)
+def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
+    """Open the data of a run and assemble it; the network is built while images are packed or go to the device."""
+    with ThreadPoolExecutor(1) as beside:
+        building = beside.submit(initial_network, config, fabric.device)
+        data = open_data(config.data, progress)
+        for samples in (data.train, data.validation):
+            samples.resident(fabric.device)
+    return assemble(config, fabric, data, building.result())
+
+
+def initial_network(config: Config, device: torch.device) -> SegmentationModel:
+    """Build the network of a run on its device; its random weights follow from the seed alone."""
+    torch.manual_seed(config.engine.seed)
     given = config.model
     try:
         network = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
@@ -81,9 +88,25 @@ def assemble(config: Config, fabric: Fabric, data: Data) -> Run:
         raise
     except ValueError as error:
         raise InputError("model", str(error), "an architecture and encoder that fit") from None
-    if engine.channels_last:
+    if config.engine.channels_last:
         network = network.to(memory_format=torch.channels_last)
-    network = network.to(fabric.device)
+    return network.to(device)
+
+
+def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:
+    """Put the network, the method and the optimizers of a run on its device, as fast as the device allows.
+
+    Args:
+        config: What to train.
+        fabric: Where.
+        data: On what.
+        network: Of ``initial_network``; built here unless given.
+    """
+    engine, optim = config.engine, config.optim
+    if optim.batch < fabric.world_size:
+        raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
+    on_cuda = fabric.device.type == "cuda"
+    network = network or initial_network(config, fabric.device)
     average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
     method = create(
         config.method.name,
@@ -97,7 +120,9 @@ def assemble(config: Config, fabric: Fabric, data: Data) -> Run:
     criterion = criterion_of(network.network)
     plain = isinstance(criterion, PlainCriterion)
     if config.method.name == "mixup" and not plain:
-        raise InputError("method.name", f"mixup for {given.arch}, whose losses need masks of unmixed images", "another")
+        raise InputError(
+            "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another"
+        )
     optimizers = create_optimizers(network.network, optim)
     if engine.compile:
         # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends

@@ -164,7 +164,7 @@ class OptimConfig(Section):
         schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``,
             ``constant``, ``poly``, ``triangular`` or ``late-decay``.
         warmup_steps: Steps over which the learning rate climbs from a hundredth of it.
-        ema: Decay of an average of the weights that is validated and kept instead of them; 0 is off.
+        ema: Decay of an average of the weights after every step, which is validated and kept instead of them; 0 is off.
     """
 
     epochs: Positive = 30

@@ -29,17 +29,9 @@ from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
 from densecal.reading import read_yaml
 from densecal.sharding import join_after_restart
 from densecal.training import checkpoint
-from densecal.training.assembly import Run, assemble, fabric_of
+from densecal.training.assembly import Run, fabric_of, open_run
 from densecal.training.config import Config, dump_config, parse_config
-from densecal.training.feed import (
-    Batch,
-    Samples,
-    epoch_batches,
-    open_data,
-    prefetched,
-    to_device,
-    validation_batches,
-)
+from densecal.training.feed import Batch, Samples, epoch_batches, prefetched, to_device, validation_batches
 from densecal.training.logs import Log
 from densecal.training.preemption import Place, stop_when_asked
 from densecal.training.schedule import learning_rate
@@ -107,12 +99,11 @@ def _train(
     found, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
     if found is not None and int(found.meta["epoch"]) >= config.total_epochs:
         return None
-    data = open_data(
-        config.data, None if progress is None else lambda title, done, total: progress(title, done, total, {})
+    run = open_run(
+        config, fabric, None if progress is None else lambda title, done, total: progress(title, done, total, {})
     )
-    for note in data.notes:
+    for note in run.data.notes:
         warnings.warn(note, stacklevel=2)
-    run = assemble(config, fabric, data)
     _warn_of_long_warmup(run)
     first = 0
     best = float("inf")
@@ -141,7 +132,7 @@ def _train(
                 "epoch": epoch + 1,
                 "loss": loss,
                 "lr": learning_rate(config.optim, epoch),
-                "images_per_second": (len(data.train) - skipped) / seconds,
+                "images_per_second": (len(run.data.train) - skipped) / seconds,
                 "validation": {name: getattr(result, name) for name in LOGGED},
                 "method": run.method.statistics(),
             }

@@ -1,0 +1,51 @@
+import threading
+
+import pytest
+import torch
+
+from densecal.errors import InputError
+from densecal.training import assembly
+from densecal.training.assembly import assemble, fabric_of, open_run
+from densecal.training.feed import open_data
+from tests.training.common import small_config
+
+
+def test_a_run_has_the_same_weights_whether_its_network_was_built_beside_the_data_or_after_them():
+    config = small_config()
+    runs = [open_run(config, fabric_of(config)), assemble(config, fabric_of(config), open_data(config.data))]
+    one, other = (run.network.state_dict() for run in runs)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert runs[0].data.train.names == runs[1].data.train.names
+
+
+def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
+    built = threading.Event()
+    build = assembly.initial_network
+
+    def announced(*given):
+        network = build(*given)
+        built.set()
+        return network
+
+    def slow(*given):
+        assert built.wait(60), "data that wait for the network get it"
+        return open_data(*given)
+
+    monkeypatch.setattr(assembly, "initial_network", announced)
+    monkeypatch.setattr(assembly, "open_data", slow)
+    config = small_config()
+    open_run(config, fabric_of(config))
+
+
+def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_first(monkeypatch):
+    config = small_config("model.arch=nothing")
+    with pytest.raises(InputError, match="unknown architecture 'nothing'"):
+        open_run(config, fabric_of(config))
+
+    def missing(*_):
+        raise InputError("data", "nothing", "something")
+
+    monkeypatch.setattr(assembly, "open_data", missing)
+    with pytest.raises(InputError, match="data: "):
+        open_run(config, fabric_of(config))
