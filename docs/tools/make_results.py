@@ -60,6 +60,13 @@ CAMVID = [
     Column("test mIoU", "CamVid", "miou", 100, 1),
 ]
 
+BOTH = [
+    Column("held-out ECE", "held-out", "ece_ew"),
+    Column("held-out NLL", "held-out", "nll", 1, 3),
+    Column("held-out F max", "held-out", "f_max", 1, 3),
+    Column("informationless ECE", "informationless", "ece_ew"),
+    Column("informationless OE", "informationless", "oe_ew"),
+]
 BAND = [
     Column("held-out ECE", "held-out", "ece_ew"),
     Column("ECE, equal mass", "held-out", "ece_em"),
@@ -74,23 +81,25 @@ def rows_of(name: str) -> list[dict]:
     return json.loads((DOCS / "results" / name / "results.json").read_text())["rows"]
 
 
-def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str) -> list[float]:
-    """A figure of every seed of a row."""
+def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:
+    """A figure of every seed of a row; an ensemble has one."""
+    wanted = (label, calibrator, dataset, reference)
     for row in rows:
-        if (row["label"], row["calibrator"], row["dataset"], row["reference"]) == (label, calibrator, dataset, ""):
+        if (row["label"], row["calibrator"], row["dataset"], row["reference"]) == wanted:
             return list(row["figures"][key]["seeds"].values())
     return []
 
 
-def table(rows: list[dict], columns: list[Column], prefix: str = "") -> list[str]:
+def table(rows: list[dict], columns: list[Column], prefix: str = "", reference: str = "") -> list[str]:
     """A line a method, as it is and with a temperature: mean and, of several seeds, standard deviation."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     lines = []
     for calibrator in ("none", TEMPERATURE):
         for label in labels:
-            cells = [seeds_of(rows, label, calibrator, c.dataset, c.key) for c in columns]
+            cells = [seeds_of(rows, label, calibrator, c.dataset, c.key, reference) for c in columns]
             if cells[0]:
-                name = prefix + label + (f" + {calibrator}" if calibrator != "none" else "")
+                name = prefix + label + (f", {reference}" if reference else "")
+                name += f" + {calibrator}" if calibrator != "none" else ""
                 shown = [_shown(values, column) for values, column in zip(cells, columns, strict=True)]
                 lines.append(f"| {name} | {len(cells[0])} | {' | '.join(shown)} |")
     return lines
@@ -155,6 +164,8 @@ def blocks() -> dict[str, str]:
     ]
     short = [row for row in table(rows_of("duts"), SHORT) if TEMPERATURE not in row or row.startswith("| bce ")]
     both = [row for row in table(rows_of("away"), SHORT) if row.startswith(RECOMMENDED)]
+    scenes = rows_of("study-both")
+    both_on_scenes = table(scenes, BOTH) + table(scenes, BOTH, reference="ensemble")
     return {
         "short": with_head(SHORT, short + both),
         "duts": with_head(DUTS, table(rows_of("duts"), DUTS)),
@@ -163,6 +174,7 @@ def blocks() -> dict[str, str]:
         "products": products(),
         "lambdas": lambdas(),
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
+        "both": with_head(BOTH, both_on_scenes),
         "band": with_head(BAND, table(rows_of("study-band"), BAND)),
         "camvid-long": with_head(CAMVID, table(rows_of("camvid-long"), CAMVID)),
     }

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -187,7 +188,7 @@ def test_two_stages_freeze_the_accuracy(tmp_path):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_averaged_weights_forget_what_training_began_with(tmp_path, monkeypatch, accumulate):
+def test_averaged_weights_are_those_of_the_last_steps(tmp_path, monkeypatch, accumulate):
     after_steps, step = [], loop._step
 
     def recorded(run, *place):
@@ -195,14 +196,16 @@ def test_averaged_weights_forget_what_training_began_with(tmp_path, monkeypatch,
         after_steps.append({name: value.clone() for name, value in run.network.state_dict().items()})
 
     monkeypatch.setattr(loop, "_step", recorded)
-    train(small_config("optim.ema=0.7", "optim.epochs=2", f"optim.accumulate={accumulate}"), tmp_path / "run")
+    train(small_config("optim.ema=0.4", "optim.epochs=2", f"optim.accumulate={accumulate}"), tmp_path / "run")
     kept = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
-    shares = 0.7 ** torch.arange(len(after_steps) - 1, -1, -1, dtype=torch.float64)
-    assert len(after_steps) > 3
+    rates = [max(1 - 0.4, 3 / (2 + step)) for step in range(1, len(after_steps) + 1)]
+    assert rates[0] == 1  # nothing is left of the weights that training began with
+    assert rates[-1] == 1 - 0.4
+    shares = torch.tensor([rate * math.prod(1 - later for later in rates[i + 1 :]) for i, rate in enumerate(rates)])
     for name, value in kept.items():
         if value.is_floating_point():
             values = torch.stack([weights[name].double() for weights in after_steps])
-            wanted = torch.tensordot(shares / shares.sum(), values, dims=1)
+            wanted = torch.tensordot(shares.double(), values, dims=1)
             torch.testing.assert_close(value.double(), wanted, rtol=1e-4, atol=1e-6)
 
 

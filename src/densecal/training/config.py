@@ -164,7 +164,8 @@ class OptimConfig(Section):
         schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``,
             ``constant``, ``poly``, ``triangular`` or ``late-decay``.
         warmup_steps: Steps over which the learning rate climbs from a hundredth of it.
-        ema: Decay of an average of the weights after every step, which is validated and kept instead of them; 0 is off.
+        ema: Decay of an average of the weights, which is validated and kept instead of them; 0 is off. At first it is
+            lower: the average reaches back over a third of the steps taken.
     """
 
     epochs: Positive = 30

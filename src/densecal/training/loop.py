@@ -289,8 +289,8 @@ def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
         optimizer.zero_grad(set_to_none=True)
     if run.average is not None:
         steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
-        # 1 at the first step: the weights that training began with have no part in the average
-        _follow(run.average, run.network, (1 - optim.ema) / (1 - optim.ema**steps))
+        # an average over the last third of the steps, until that is as long as the decay says
+        _follow(run.average, run.network, max(1 - optim.ema, 3 / (2 + steps)))
 
 
 @torch.no_grad()
