@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -176,7 +177,7 @@ def model_outputs(
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
         device = torch.device("cuda", torch.cuda.current_device())
-    copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    copying = _copying_stream(device) if device.type == "cuda" else None
     before = None
     for images, parts in prefetched(_batches(data, device, batch, copying)):
         if copying is not None:
@@ -216,10 +217,15 @@ def _sent(arrays: list[NDArray[np.uint8]], device: torch.device, copying: torch.
     if copying is None:
         return torch.from_numpy(np.stack(arrays)).to(device)
     # from pageable memory the copy would wait for the kernels, and they for the copy
-    pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.uint8, pin_memory=True)
-    np.stack(arrays, out=pinned.numpy())
-    with torch.cuda.stream(copying):
+    pinned = torch.from_numpy(np.stack(arrays)).pin_memory()
+    with torch.cuda.device(device), torch.cuda.stream(copying):  # a thread begins on the first device
         return pinned.to(device, non_blocking=True)
+
+
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all evaluations, because every stream keeps the memory that was freed on it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _take_over(tensors: list[Tensor], copying: torch.cuda.Stream, before: torch.cuda.Event | None) -> torch.cuda.Event:

@@ -49,4 +49,7 @@ if __name__ == "__main__":
                 found.append({"small": [pixels, bins, valid is None], "equal": small_tables_agree(v, y, valid, bins)})
         found.append({"fine": pixels, "equal": fine_tables_agree(v, y)})
         found += [{"histogram": [pixels, size], "equal": histograms_agree(pixels, size)} for size in (7, 101, 512)]
-    print(json.dumps({"found": found}))
+    trusted = counting.agree(torch.device("cpu"))
+    right = counting.small_tables
+    counting.small_tables = lambda *given: right(*given).roll(1, dims=1)  # right figures in the wrong tables
+    print(json.dumps({"found": found, "trusted": trusted, "wrong are trusted": counting.agree(torch.device("cpu"))}))

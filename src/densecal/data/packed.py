@@ -37,6 +37,8 @@ MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
 
 _LOG = logging.getLogger(__name__)
 
+_PIECE_BYTES = 1 << 26
+"""What goes to a device at a time."""
 _SYNC_BYTES = 1 << 28
 """What may be in memory alone while a file is filled; less would wait for the disk too often."""
 
@@ -434,10 +436,11 @@ def _copied_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
     import torch
 
     whole = torch.empty(data.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(data), 256):
-        part = whole[start : start + 256]
+    rows = max(1, _PIECE_BYTES // data[0].nbytes) if len(data) else 1
+    for start in range(0, len(data), rows):
+        part = whole[start : start + rows]
         # Pinned memory crosses while the next piece is read, and is used again once it has.
         piece = torch.empty(part.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        np.copyto(piece.numpy(), data[start : start + 256])
+        np.copyto(piece.numpy(), data[start : start + rows])
         part.copy_(piece, non_blocking=True)
     return whole

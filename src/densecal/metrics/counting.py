@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from densecal.metrics.fine import fine_index, fine_size, tally
+
 _BLOCK = 2048
 _ROUNDING = tl.constexpr(2.0**52)
 """Adding and subtracting it rounds a float64, half to even."""
@@ -49,8 +51,8 @@ def _by_width(table, value, outcome, kept, bins):
 
 @triton.jit
 def _small_tables(values, labels, valid, tables, pixels, bins, VOID: tl.constexpr, BLOCK: tl.constexpr):
-    image = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    image = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kept = p < pixels
     v = tl.load(values + image * pixels + p, mask=kept, other=0.0)
     front = tl.load(labels + image * pixels + p, mask=kept, other=0) == 1
@@ -65,7 +67,7 @@ def _small_tables(values, labels, valid, tables, pixels, bins, VOID: tl.constexp
 
 @triton.jit
 def _fine_table(values, index, outcomes, table, pixels, size, BLOCK: tl.constexpr):
-    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    p = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kept = p < pixels
     cell = tl.load(index + p, mask=kept, other=0)
     outcome = tl.load(outcomes + p, mask=kept, other=0) != 0
@@ -81,10 +83,11 @@ def _fine_table(values, index, outcomes, table, pixels, size, BLOCK: tl.constexp
 
 @triton.jit
 def _histograms(index, counts, pixels, size, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    # pixels beyond the row go to the last bin, which is beyond the counts
-    cell = tl.load(index + row * pixels + p, mask=p < pixels, other=WIDE - 1).to(tl.int32)
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    cell = tl.load(index + row * pixels + p, mask=p < pixels, other=-1)
+    # what is beyond the row or the counts goes to the last bin, which is cut off
+    cell = tl.where((cell >= 0) & (cell < size), cell, WIDE - 1).to(tl.int32)
     found = tl.histogram(cell, WIDE)
     bins = tl.arange(0, WIDE)
     tl.atomic_add(counts + row * size + bins, found.to(tl.int64), mask=(bins < size) & (found > 0))
@@ -129,11 +132,42 @@ def histograms(index: Tensor, size: int) -> Tensor:
     return counts
 
 
+def agree(device: torch.device) -> bool:
+    """Whether the kernels count some made-up images as PyTorch does, in every way they are used."""
+    random = torch.Generator().manual_seed(0)
+    value = torch.randn(3, 2500, dtype=torch.float64, generator=random).mul(20.0).sigmoid()
+    label = torch.randint(0, 2, value.shape, generator=random)
+    some = torch.rand(value.shape, generator=random) < 0.7
+    image = torch.arange(len(value))[:, None] * 10
+    views = [
+        (torch.maximum(value, 1 - value), (value > 0.5) == (label == 1)),
+        (1 - value, label == 0),
+        (value, label == 1),
+    ]
+    found, wanted = [], []
+    for valid in (None, some):
+        on_device = None if valid is None else valid.to(device)
+        found.append(small_tables(value.to(device), label.to(device), on_device, 10))
+        cells = [image + (v * 10).to(torch.int64).clamp_(max=9) for v, _ in views]
+        tables = [tally(cell, v, hit, valid, 30) for cell, (v, hit) in zip(cells, views, strict=True)]
+        wanted.append(torch.stack([table.view(3, 10, 4) for table in tables], dim=1))
+    flat, hit, index, size = value.flatten(), label.flatten() == 1, fine_index(value.flatten(), 10), fine_size(10)
+    found.append(fine_table(flat.to(device), index.to(device), hit.to(device), size))
+    wanted.append(tally(index, flat, hit, None, size))
+    for size in (101, 512):
+        cell = (value * (size - 1)).to(torch.int64)
+        found.append(histograms(cell.to(device), size))
+        wanted.append(torch.stack([torch.bincount(row, minlength=size) for row in cell]))
+    return all(torch.equal(one.cpu(), other) for one, other in zip(found, wanted, strict=True))
+
+
 def _bytes(flags: Tensor) -> Tensor:
     return flags.contiguous().view(torch.uint8)
 
 
 def _launch(kernel: Any, shape: tuple[int, int], *given: Any, **how: Any) -> None:
     rows, pixels = shape
-    if pixels:
-        kernel[(triton.cdiv(pixels, _BLOCK), rows)](*given, BLOCK=_BLOCK, **how)
+    if not pixels:
+        return
+    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]  # Triton takes the current device, whatever the tensors say
+        kernel[(rows, triton.cdiv(pixels, _BLOCK))](*given, BLOCK=_BLOCK, **how)
