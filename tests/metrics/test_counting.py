@@ -1,13 +1,15 @@
 """The kernels that count on CUDA give the integers of PyTorch's path; they run in Triton's interpreter here."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.training.common import interpreted
+from tests.running import interpreted
 
 
 @pytest.fixture(scope="module")
 def checked():
-    return interpreted("../metrics/counting_check.py")
+    return interpreted(Path(__file__).with_name("counting_check.py"))
 
 
 def test_every_table_is_equal(checked):

@@ -50,17 +50,6 @@ def run_here(arguments: list[str]) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(arguments, *running.run(*arguments[3:]))
 
 
-def interpreted(script: str) -> dict:
-    """What a script beside this file prints last, as JSON, with Triton's kernels run by its interpreter."""
-    path = Path(__file__).parent / script
-    done = subprocess.run(
-        [sys.executable, str(path)], env={**environment(), "TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def log_lines(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 

@@ -1,6 +1,7 @@
 """Our depth-wise convolutions compute what PyTorch's do; the kernels run in Triton's interpreter here."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ from torch import nn
 
 from densecal.training import depthwise
 from densecal.training.depthwise import fuse_depthwise
-from tests.training.common import interpreted
+from tests.running import interpreted
 
 
 @pytest.fixture(scope="module")
 def found():
-    return interpreted("depthwise_check.py")
+    return interpreted(Path(__file__).with_name("depthwise_check.py"))
 
 
 # the interpreter cuts bfloat16 off where a device rounds it

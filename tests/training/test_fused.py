@@ -1,10 +1,12 @@
 """Our CUDA kernels compute what PyTorch's do; they run in Triton's interpreter here."""
 
-from tests.training.common import interpreted
+from pathlib import Path
+
+from tests.running import interpreted
 
 
 def test_kernels_agree_with_pytorch_in_float64():
-    found = interpreted("fused_check.py")
+    found = interpreted(Path(__file__).with_name("fused_check.py"))
     for layer in found["layers"]:
         assert layer.pop("tracked") == 0
         assert max(layer.values()) < 2e-4, layer

@@ -119,8 +119,6 @@ class Packed:
         device = torch.device(device)
         if device.type != "cuda":
             return False
-        if self._on_device is not None:
-            return True
         free, _ = torch.cuda.mem_get_info(device)
         if self.images.nbytes + self.masks.nbytes > free // 2:
             return False

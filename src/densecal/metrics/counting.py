@@ -55,14 +55,13 @@ def _small_tables(values, labels, valid, tables, pixels, bins, VOID: tl.constexp
     p = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kept = p < pixels
     v = tl.load(values + image * pixels + p, mask=kept, other=0.0)
-    front = tl.load(labels + image * pixels + p, mask=kept, other=0) == 1
-    back = tl.load(labels + image * pixels + p, mask=kept, other=0) == 0
+    label = tl.load(labels + image * pixels + p, mask=kept, other=0)
     if VOID:
         kept = kept & (tl.load(valid + image * pixels + p, mask=kept, other=0) != 0)
     tables += image * 12 * bins
-    _by_width(tables, tl.maximum(v, 1.0 - v), (v > 0.5) == front, kept, bins)
-    _by_width(tables + 4 * bins, 1.0 - v, back, kept, bins)
-    _by_width(tables + 8 * bins, v, front, kept, bins)
+    _by_width(tables, tl.maximum(v, 1.0 - v), (v > 0.5) == (label == 1), kept, bins)
+    _by_width(tables + 4 * bins, 1.0 - v, label == 0, kept, bins)
+    _by_width(tables + 8 * bins, v, label == 1, kept, bins)
 
 
 @triton.jit
@@ -144,11 +143,11 @@ def agree(device: torch.device) -> bool:
         (1 - value, label == 0),
         (value, label == 1),
     ]
+    cells = [image + (v * 10).to(torch.int64).clamp_(max=9) for v, _ in views]
     found, wanted = [], []
     for valid in (None, some):
         on_device = None if valid is None else valid.to(device)
         found.append(small_tables(value.to(device), label.to(device), on_device, 10))
-        cells = [image + (v * 10).to(torch.int64).clamp_(max=9) for v, _ in views]
         tables = [tally(cell, v, hit, valid, 30) for cell, (v, hit) in zip(cells, views, strict=True)]
         wanted.append(torch.stack([table.view(3, 10, 4) for table in tables], dim=1))
     flat, hit, index, size = value.flatten(), label.flatten() == 1, fine_index(value.flatten(), 10), fine_size(10)
@@ -169,5 +168,6 @@ def _launch(kernel: Any, shape: tuple[int, int], *given: Any, **how: Any) -> Non
     rows, pixels = shape
     if not pixels:
         return
-    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]  # Triton takes the current device, whatever the tensors say
+    # Triton takes the current device, whatever the tensors say
+    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
         kernel[(rows, triton.cdiv(pixels, _BLOCK))](*given, BLOCK=_BLOCK, **how)

@@ -125,5 +125,6 @@ def _launch(kernel: Any, a: Tensor, b: Tensor, pixels: int, height: int, width: 
     block_c = min(triton.next_power_of_2(channels), 128)
     block_m = _TILE // block_c
     grid = (triton.cdiv(pixels, block_m), triton.cdiv(channels, block_c))
-    with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]  # Triton takes the current device, whatever the tensors say
+    # Triton takes the current device, whatever the tensors say
+    with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
         kernel[grid](a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **how)

@@ -69,12 +69,10 @@ def fabric_of(config: Config) -> Fabric:
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
-    """Open the data of a run and assemble it; the network is built while images are packed or go to the device."""
+    """Open the data of a run and assemble it; the network is built while images are packed."""
     with ThreadPoolExecutor(1) as beside:
         building = beside.submit(initial_network, config, fabric.device)
         data = open_data(config.data, progress)
-        for samples in (data.train, data.validation):
-            samples.resident(fabric.device)
     return assemble(config, fabric, data, building.result())
 
 

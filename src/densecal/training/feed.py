@@ -71,8 +71,6 @@ class ArraySamples:
         """Move everything to a CUDA device."""
         if torch.device(device).type != "cuda":
             return False
-        if self._on_device is not None:
-            return True
         self._on_device = (torch.from_numpy(self._images).to(device), torch.from_numpy(self._masks).to(device))
         return True
 
