@@ -1,0 +1,77 @@
+"""Folding batch normalisation into convolutions: a network that only predicts need not normalise.
+
+In evaluation a normalisation is one factor and one offset a channel, which the convolution before it can have in its
+weights. Which one that is the modules do not say; it shows when an image passes through them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_SIDE = 64
+"""Of the image that is watched."""
+_TOLERANCE = 1e-3
+
+
+@torch.no_grad()
+def folded(model: Model) -> Model:
+    """A copy of a model without the normalisations that follow a convolution.
+
+    Args:
+        model: In evaluation mode; takes images (B, 3, H, W).
+
+    Returns:
+        The model itself, if it does not take a small image or the copy would say something else of it.
+    """
+    weights = next(model.parameters())
+    image = torch.rand(1, 3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0)).to(weights)
+    copied = copy.deepcopy(model)
+    try:
+        pairs, said = _watched(copied, image)
+    except (AssertionError, RuntimeError, ValueError):  # an encoder of one size
+        return model
+    places = {child: (parent, name) for parent in copied.modules() for name, child in parent.named_children()}
+    for convolution, norm in pairs:
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+        )
+        parent, name = places[norm]
+        # timm's has its activation inside
+        setattr(parent, name, nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity())
+    difference = (copied(image) - said).abs().max()
+    return copied if difference <= _TOLERANCE * said.abs().max() else model
+
+
+def _watched(model: nn.Module, image: Tensor) -> tuple[list[tuple[Any, Any]], Tensor]:
+    """Convolutions with the normalisations that their output goes to, each used once, and what the model says."""
+    came_from: dict[int, nn.Module] = {}
+    kept, pairs, uses = [], [], dict.fromkeys(model.modules(), 0)
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        uses[module] += 1
+        before = came_from.get(id(inputs[0])) if inputs else None
+        if isinstance(before, nn.Conv2d) and _foldable(module):
+            pairs.append((before, module))
+        if not isinstance(module, nn.Identity):  # which hands its input on
+            came_from[id(output)] = module
+        kept.append(output)  # so that no other tensor gets its number
+
+    hooks = [module.register_forward_hook(watch) for module in uses if _foldable(module) or not any(module.children())]
+    try:
+        said = model(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [pair for pair in pairs if all(uses[module] == 1 for module in pair)], said
+
+
+def _foldable(module: nn.Module) -> bool:
+    known = type(module).__name__ in ("BatchNorm2d", "BatchNormAct2d")  # PyTorch's and timm's
+    return known and isinstance(module, nn.BatchNorm2d) and module.affine and module.track_running_stats
