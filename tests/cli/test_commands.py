@@ -44,6 +44,16 @@ def test_mistakes_are_told_before_heavy_imports(arguments, heavy):
     assert done.stdout == "2 False\n", done.stderr
 
 
+def test_torchmetrics_does_not_hold_training_up_and_is_there_afterwards():
+    code = (
+        "import sys\nfrom densecal.cli.common import import_fabric\n"
+        "import_fabric()\nprint('lightning_fabric' in sys.modules, 'torchmetrics' in sys.modules)\n"
+        "import torchmetrics\nprint(torchmetrics.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\ntorchmetrics\n"
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A map that is its own mask."""

@@ -75,6 +75,18 @@ def training_progress() -> Iterator[Callable[[str, int, int, dict[str, float]], 
         yield show
 
 
+def import_fabric() -> None:
+    """Import Lightning's Fabric without torchmetrics, which it would import, in seconds, to learn its version."""
+    hidden = "torchmetrics" not in sys.modules
+    if hidden:
+        sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["torchmetrics"]
+
+
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Warnings of densecal as one line each on stderr, without the source line Python adds."""

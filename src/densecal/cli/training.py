@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console, progress, training_progress, warnings_as_lines
+from densecal.cli.common import console, import_fabric, progress, training_progress, warnings_as_lines
 from densecal.errors import InputError, Preempted
 from densecal.limits import MAX_PIXELS
 
@@ -39,6 +39,7 @@ def train(
 
     config = load_config(recipe, overrides or [])
     # takes seconds; a mistake in the settings is told before
+    import_fabric()
     from densecal.training.loop import train as run
 
     try:
