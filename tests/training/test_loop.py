@@ -24,7 +24,7 @@ from densecal.data.scenes import generate, write
 from densecal.errors import InputError, Preempted
 from densecal.methods import Method
 from densecal.training import loop
-from densecal.training.assembly import assemble, fabric_of
+from densecal.training.assembly import assemble, fabric_of, initial_network
 from densecal.training.feed import open_data
 from densecal.training.loop import train, train_epoch
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
@@ -187,8 +187,8 @@ def test_two_stages_freeze_the_accuracy(tmp_path):
     assert lines[3]["method"]["accuracy"] == pytest.approx(frozen, rel=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_averaged_weights_are_those_of_the_last_steps(tmp_path, monkeypatch, accumulate):
+@pytest.mark.parametrize(("accumulate", "start"), [(1, 0.0), (2, 0.0), (1, 0.25)])
+def test_averaged_weights_are_those_of_the_last_steps_and_of_the_start(tmp_path, monkeypatch, accumulate, start):
     after_steps, step = [], loop._step
 
     def recorded(run, *place):
@@ -196,25 +196,30 @@ def test_averaged_weights_are_those_of_the_last_steps(tmp_path, monkeypatch, acc
         after_steps.append({name: value.clone() for name, value in run.network.state_dict().items()})
 
     monkeypatch.setattr(loop, "_step", recorded)
-    train(small_config("optim.ema=0.4", "optim.epochs=2", f"optim.accumulate={accumulate}"), tmp_path / "run")
+    settings = ["optim.ema=0.4", f"optim.ema_start={start}", "optim.epochs=2", f"optim.accumulate={accumulate}"]
+    train(small_config(*settings), tmp_path / "run")
+    began = initial_network(small_config(*settings), torch.device("cpu")).state_dict()
     kept = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
     rates = [max(1 - 0.4, 3 / (2 + step)) for step in range(1, len(after_steps) + 1)]
-    assert rates[0] == 1  # nothing is left of the weights that training began with
+    assert rates[0] == 1  # nothing but that share is left of the weights that training began with
     assert rates[-1] == 1 - 0.4
     shares = torch.tensor([rate * math.prod(1 - later for later in rates[i + 1 :]) for i, rate in enumerate(rates)])
     for name, value in kept.items():
         if value.is_floating_point():
             values = torch.stack([weights[name].double() for weights in after_steps])
-            wanted = torch.tensordot(shares.double(), values, dims=1)
+            wanted = (1 - start) * torch.tensordot(shares.double(), values, dims=1) + start * began[name].double()
             torch.testing.assert_close(value.double(), wanted, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(value, after_steps[-1][name])
 
 
 def test_averaged_weights_are_resumed_too(tmp_path):
+    average = ("optim.ema=0.9", "optim.ema_start=0.1", "optim.schedule=constant")
     for name, epochs in (("whole", 3), ("parts", 2)):
-        train(small_config("optim.ema=0.9", f"optim.epochs={epochs}", "optim.schedule=constant"), tmp_path / name)
+        train(small_config(*average, f"optim.epochs={epochs}"), tmp_path / name)
     text = (tmp_path / "parts" / "config.yaml").read_text().replace("epochs: 2\n", "epochs: 3\n", 1)
     (tmp_path / "parts" / "config.yaml").write_text(text)
-    train(small_config("optim.ema=0.9", "optim.epochs=3", "optim.schedule=constant"), tmp_path / "parts", resume=True)
+    train(small_config(*average, "optim.epochs=3"), tmp_path / "parts", resume=True)
     assert end_state(tmp_path / "parts") == end_state(tmp_path / "whole")
 
 

@@ -37,6 +37,8 @@ class Run:
     network: nn.Module
     """The module behind ``model``, which may be wrapped for several processes."""
     average: nn.Module | None
+    start: nn.Module | None
+    """The weights that training began with, where they have a part in the average."""
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
     criterion: Criterion
@@ -106,6 +108,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     on_cuda = fabric.device.type == "cuda"
     network = network or initial_network(config, fabric.device)
     average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
+    start = copy.deepcopy(average) if optim.ema_start else None
     method = create(
         config.method.name,
         num_samples=len(data.train),
@@ -138,4 +141,4 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     model, *ready = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, ready, strict=True))
     resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
-    return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)
+    return Run(config, fabric, data, all(resident), model, network, average, start, method, optimizers, criterion)

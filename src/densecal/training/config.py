@@ -166,6 +166,7 @@ class OptimConfig(Section):
         warmup_steps: Steps over which the learning rate climbs from a hundredth of it.
         ema: Decay of an average of the weights, which is validated and kept instead of them; 0 is off. At first it is
             lower: the average reaches back over a third of the steps taken.
+        ema_start: Share of the weights that training began with in that average.
     """
 
     epochs: Positive = 30
@@ -180,6 +181,7 @@ class OptimConfig(Section):
     schedule: Literal["poly", "triangular", "late-decay", "paper", "code", "cosine", "constant"] = "paper"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     ema: Decay = 0.0
+    ema_start: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class EngineConfig(Section):

@@ -290,12 +290,16 @@ def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
     if run.average is not None:
         steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
         # an average over the last third of the steps, until that is as long as the decay says
-        _follow(run.average, run.network, max(1 - optim.ema, 3 / (2 + steps)))
+        rate = max(1 - optim.ema, 3 / (2 + steps))
+        toward = rate * (1 - optim.ema_start)
+        if run.start is not None:
+            _follow(run.average, run.start, (rate - toward) / (1 - toward))
+        _follow(run.average, run.network, toward)
 
 
 @torch.no_grad()
 def _follow(average: nn.Module, network: nn.Module, rate: float) -> None:
-    """Move an average of the weights toward them; counters are copied."""
+    """Move an average of the weights toward some; counters are copied."""
     pairs = list(zip(average.state_dict().values(), network.state_dict().values(), strict=True))
     floats = [pair for pair in pairs if pair[0].is_floating_point()]
     torch._foreach_lerp_([kept for kept, _ in floats], [now for _, now in floats], rate)
