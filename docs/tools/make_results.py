@@ -126,7 +126,9 @@ def log_of(run: str) -> list[dict]:
 def products() -> str:
     """Mean confidence of ASLP_MC on validation images, and that of cross entropy times that of the labels."""
     lines = ["| run | accuracy | clean labels: C0 | labels: L | predicted | measured |", "|---|" + "---:|" * 5]
-    for name, classes, seeds in (("duts", 2, (1, 2)), ("camvid", 11, (0, 1, 2)), ("camvid-long", 11, (0, 1))):
+    runs = {"duts": (1, 2), "camvid": (0, 1, 2), "camvid-long": (0, 1), "camvid-small": (0, 1, 2)}
+    for name, seeds in runs.items():
+        classes = 2 if name == "duts" else 11
         for seed in seeds:
             clean, run = (log_of(f"{name}/cells/{method}/seed-{seed}")[-1] for method in ("bce", "aslp-mc"))
             C0, L = clean["validation"]["mean_confidence"], run["method"]["expected_confidence"]
@@ -155,6 +157,18 @@ def lambdas() -> str:
     return "\n".join(lines) + "\n"
 
 
+def start() -> str:
+    """What a share of the weights of the start does, by the study of it."""
+    columns = [f"{data} {key}" for key in ("ece_ew", "nll") for data in ("validation", "informationless")]
+    names = ["share", "temperature", "validation ECE", "informationless ECE", "validation NLL", "informationless NLL"]
+    lines = [f"| {' | '.join(names)} | sum |", "|" + "---:|" * (len(names) + 1)]
+    for row in json.loads((DOCS / "results" / "study-start.json").read_text())["rows"]:
+        ece, nll = [100 * row[name] for name in columns[:2]], [row[name] for name in columns[2:]]
+        shown = [f"{row['temperature']:.2f}", *(f"{x:.2f}" for x in ece), *(f"{x:.4f}" for x in [*nll, sum(nll)])]
+        lines.append(f"| {100 * row['share']:.0f} % | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
 def blocks() -> dict[str, str]:
     """All tables by name."""
     networks = [
@@ -169,14 +183,17 @@ def blocks() -> dict[str, str]:
     return {
         "short": with_head(SHORT, short + both),
         "duts": with_head(DUTS, table(rows_of("duts"), DUTS)),
-        "away": with_head(AWAY, table(rows_of("away"), AWAY)),
+        "away": with_head(AWAY, table(rows_of("away"), AWAY) + table(rows_of("away"), AWAY, reference="ensemble")),
         "networks": with_head(DUTS, networks),
         "products": products(),
         "lambdas": lambdas(),
+        "start": start(),
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
         "both": with_head(BOTH, both_on_scenes),
         "band": with_head(BAND, table(rows_of("study-band"), BAND)),
         "camvid-long": with_head(CAMVID, table(rows_of("camvid-long"), CAMVID)),
+        "camvid-small": with_head(CAMVID, table(rows_of("camvid-small"), CAMVID)),
+        "duts-more": with_head(DUTS, table(rows_of("duts-more"), DUTS)),
     }
 
 
@@ -188,29 +205,29 @@ def page(text: str) -> str:
 
 def scatter() -> Figure:
     """ECE on ECSSD against ECE on textures: circles for methods as they are, squares with a temperature."""
-    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    figure = Figure(figsize=(9.5, 5), layout="constrained")
     axis = figure.subplots()
-    labels = []
-    for name in ("duts", "away"):
-        rows = rows_of(name)
-        for label in dict.fromkeys(row["label"] for row in rows):
-            labels.append(label)
-            style = {"color": CYCLE[(len(labels) - 1) % len(CYCLE)], "markersize": 7, "markeredgewidth": 2}
-            style |= {} if name == "duts" else {"markerfacecolor": "white"}
+    candidates = rows_of("away")
+    for rows in (rows_of("duts") + rows_of("duts-more"), candidates):
+        labels = dict.fromkeys((row["label"], row["reference"]) for row in rows)
+        for (label, reference), colour in zip(labels, [*CYCLE, GREY, "#8c564b"], strict=False):
+            style = {"color": colour, "markersize": 7, "markeredgewidth": 2}
+            style |= {"markerfacecolor": "white"} if rows is candidates else {}
             places = []
             for calibrator, marker in (("none", "o"), (TEMPERATURE, "s")):
                 home, away = (
-                    100 * statistics.fmean(seeds_of(rows, label, calibrator, dataset, "ece_ew"))
+                    100 * statistics.fmean(seeds_of(rows, label, calibrator, dataset, "ece_ew", reference))
                     for dataset in ("ECSSD", "textures")
                 )
                 places.append((home, away))
-                axis.plot(home, away, marker, label=label if marker == "o" else None, **style)
-            axis.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": style["color"]}, zorder=0)
+                name = label + (f", {reference}" if reference else "")
+                axis.plot(home, away, marker, label=name if marker == "o" else None, **style)
+            axis.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": colour}, zorder=0)
     home = 100 * statistics.fmean(seeds_of(rows_of("duts"), "bce", TEMPERATURE, "ECSSD", "ece_ew"))
     away = 100 * statistics.fmean(seeds_of(rows_of("duts"), "aslp-mc", "none", "textures", "ece_ew"))
     axis.fill_between([0, home], 0, away, color=GREY, alpha=0.2, linewidth=0)
-    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", xlim=(0, 3), ylim=(0, 15))
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", xlim=(0, 3.5), ylim=(0, 15))
+    figure.legend(frameon=False, fontsize=8, loc="outside right center")
     return figure
 
 

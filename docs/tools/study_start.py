@@ -1,0 +1,62 @@
+"""What a share of the weights that training began with does to a trained model.
+
+    densecal train docs/results/recipe.yaml "data.images=[data/duts-tr-0.zip, data/duts-tr-1.zip]" \
+        data.validation=data/duts-tr-val.txt data.informationless=0.1 data.size=96 \
+        model.encoder=tf_efficientnet_lite0 optim.epochs=4 optim.ema=0.998 --out runs/start
+    python docs/tools/study_start.py runs/start --out docs/results/study-start.json
+
+One run gives all rows, because averaged weights are mixed with those of the start only when the run is over
+(`optim.ema_start` mixes them at every step, with the same result). Validation images and informationless images made
+from them, with a temperature fitted to the former.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from densecal.benchmark.cells import fit_calibrators
+from densecal.benchmark.matrix import Dataset
+from densecal.benchmark.sets import ImageSets
+from densecal.model_evaluation import evaluate_model
+from densecal.prediction import load_predictor
+from densecal.training import checkpoint
+from densecal.training.assembly import initial_network
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
+
+
+def main() -> None:
+    """Mix, fit, evaluate and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    trained = load_predictor(given.run)
+    config, device = trained.config, trained.device
+    end = checkpoint.load(checkpoint.find(given.run)).model
+    network = initial_network(config, device)
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    sets = ImageSets().of(config, (Dataset(name="informationless", informationless=True),))
+    rows = []
+    for share in SHARES:
+        mixed = {name: _mixed(end[name].to(device), start[name], share) for name in start}
+        network.load_state_dict(mixed)
+        network.eval()
+        calibrators = fit_calibrators(["temperature"], network, sets[0], device)
+        row: dict[str, float] = {"share": share, "temperature": float(calibrators["temperature"].temperature)}
+        for data in sets:
+            found = evaluate_model(network, data, calibrators, device=device)["temperature"].record["calibration"]
+            row |= {f"{data.name} {key}": found[key] for key in ("ece_ew", "nll", "accuracy")}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        given.out.write_text(json.dumps({"config": config.model_dump(mode="json"), "rows": rows}, indent=1) + "\n")
+
+
+def _mixed(end: torch.Tensor, start: torch.Tensor, share: float) -> torch.Tensor:
+    return torch.lerp(end, start, share) if end.is_floating_point() else end
+
+
+if __name__ == "__main__":
+    main()
