@@ -108,7 +108,8 @@ class Bench:
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
         network = build("unet", "tf_efficientnet_lite2", None, 1).to(self.device, memory_format=torch.channels_last)
-        network = folded(network.eval())
+        plain, network = network, folded(network.eval())
+        assert network is not plain, "not folded"
 
         @torch.inference_mode()
         def logits(x):

@@ -95,6 +95,7 @@ def folding_gain(device, size):
     """Speed of prediction by a network with its normalisations folded into its convolutions, over one without."""
     plain = build("unet", "tf_efficientnet_lite2").to(device).to(memory_format=torch.channels_last).eval()
     networks = plain, folded(plain)
+    assert networks[1] is not plain, "not folded"
     images = torch.rand(8, 3, size, size, device=device).to(memory_format=torch.channels_last)
     ratios = []
     for _ in range(1 + ROUNDS):

@@ -210,7 +210,7 @@ def scatter() -> Figure:
     candidates = rows_of("away")
     for rows in (rows_of("duts") + rows_of("duts-more"), candidates):
         labels = dict.fromkeys((row["label"], row["reference"]) for row in rows)
-        for (label, reference), colour in zip(labels, [*CYCLE, GREY, "#8c564b"], strict=False):
+        for (label, reference), colour in zip(labels, [*CYCLE, GREY, "#8c564b"][: len(labels)], strict=True):
             style = {"color": colour, "markersize": 7, "markeredgewidth": 2}
             style |= {"markerfacecolor": "white"} if rows is candidates else {}
             places = []

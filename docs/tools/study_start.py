@@ -20,9 +20,9 @@ from densecal.benchmark.cells import fit_calibrators
 from densecal.benchmark.matrix import Dataset
 from densecal.benchmark.sets import ImageSets
 from densecal.model_evaluation import evaluate_model
-from densecal.prediction import load_predictor
 from densecal.training import checkpoint
 from densecal.training.assembly import initial_network
+from densecal.training.config import parse_config
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
 
@@ -33,9 +33,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    trained = load_predictor(given.run)
-    config, device = trained.config, trained.device
-    end = checkpoint.load(checkpoint.find(given.run)).model
+    found = checkpoint.load(checkpoint.find(given.run))
+    config, end = parse_config(found.meta["config"], str(given.run)), found.model
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = initial_network(config, device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     sets = ImageSets().of(config, (Dataset(name="informationless", informationless=True),))

@@ -44,7 +44,7 @@ class Predictor:
     """A trained model ready for use.
 
     Attributes:
-        model: The network in evaluation mode, its batch normalisations folded into its convolutions.
+        model: The network in evaluation mode, batch normalisations folded into convolutions where they could be.
         config: The configuration it was trained with.
         device: Where it is.
         calibrator: Makes probabilities of its logits, in place of sigmoid or softmax.

@@ -17,7 +17,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _SIDE = 64
 """Of the image that is watched."""
-_TOLERANCE = 1e-3
+_TOLERANCE = 1e-6
+_FROZEN = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
+"""Of timm and torchvision: they normalise in evaluation's way even when they train."""
 
 
 @torch.no_grad()
@@ -31,22 +33,24 @@ def folded(model: Model) -> Model:
         The model itself, if it does not take a small image or the copy would say something else of it.
     """
     weights = next(model.parameters())
-    image = torch.rand(1, 3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0)).to(weights)
-    copied = copy.deepcopy(model)
+    # a GPU rounds more coarsely than a wrong copy may differ
+    copied = copy.deepcopy(model).to("cpu", torch.float64)
+    image = torch.rand(1, 3, _SIDE, _SIDE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     try:
         pairs, said = _watched(copied, image)
-    except (AssertionError, RuntimeError, ValueError):  # an encoder of one size
+        places = {child: (parent, name) for parent in copied.modules() for name, child in parent.named_children()}
+        for convolution, norm in pairs:
+            convolution.weight, convolution.bias = fuse_conv_bn_weights(
+                convolution.weight, convolution.bias,
+                norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
+            )  # fmt: skip
+            parent, name = places[norm]
+            # timm's may have its activation inside
+            setattr(parent, name, nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity())
+        difference = (copied(image) - said).abs().max()
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):  # images of one size, or no tensor
         return model
-    places = {child: (parent, name) for parent in copied.modules() for name, child in parent.named_children()}
-    for convolution, norm in pairs:
-        convolution.weight, convolution.bias = fuse_conv_bn_weights(
-            convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-        )
-        parent, name = places[norm]
-        # timm's has its activation inside
-        setattr(parent, name, nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity())
-    difference = (copied(image) - said).abs().max()
-    return copied if difference <= _TOLERANCE * said.abs().max() else model
+    return copied.to(weights) if difference <= _TOLERANCE * said.abs().max() else model
 
 
 def _watched(model: nn.Module, image: Tensor) -> tuple[list[tuple[Any, Any]], Tensor]:
@@ -73,5 +77,7 @@ def _watched(model: nn.Module, image: Tensor) -> tuple[list[tuple[Any, Any]], Te
 
 
 def _foldable(module: nn.Module) -> bool:
-    known = type(module).__name__ in ("BatchNorm2d", "BatchNormAct2d")  # PyTorch's and timm's
-    return known and isinstance(module, nn.BatchNorm2d) and module.affine and module.track_running_stats
+    kind = type(module).__name__
+    if kind in ("BatchNorm2d", "BatchNormAct2d"):  # PyTorch's and timm's
+        return isinstance(module, nn.BatchNorm2d) and module.affine and module.track_running_stats
+    return kind in _FROZEN

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricModule
-from torch import nn
+from torch import Tensor, nn
 
 from densecal.errors import InputError
 from densecal.methods import Method, create
@@ -37,7 +37,7 @@ class Run:
     network: nn.Module
     """The module behind ``model``, which may be wrapped for several processes."""
     average: nn.Module | None
-    start: nn.Module | None
+    start: list[Tensor]
     """The weights that training began with, where they have a part in the average."""
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
@@ -108,7 +108,8 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     on_cuda = fabric.device.type == "cuda"
     network = network or initial_network(config, fabric.device)
     average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
-    start = copy.deepcopy(average) if optim.ema_start else None
+    shared = average.state_dict().values() if average is not None and optim.ema_start else ()
+    start = [value.clone() for value in shared if value.is_floating_point()]
     method = create(
         config.method.name,
         num_samples=len(data.train),

@@ -183,6 +183,12 @@ class OptimConfig(Section):
     ema: Decay = 0.0
     ema_start: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
+    @model_validator(mode="after")
+    def _average_to_start(self) -> OptimConfig:
+        if self.ema_start and not self.ema:
+            raise ValueError(f"ema_start is {self.ema_start} without an average; expected ema too, such as 0.998")
+        return self
+
 
 class EngineConfig(Section):
     """Where and how it runs.

@@ -290,19 +290,18 @@ def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
     if run.average is not None:
         steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
         # an average over the last third of the steps, until that is as long as the decay says
-        rate = max(1 - optim.ema, 3 / (2 + steps))
-        toward = rate * (1 - optim.ema_start)
-        if run.start is not None:
-            _follow(run.average, run.start, (rate - toward) / (1 - toward))
-        _follow(run.average, run.network, toward)
+        _follow(run.average, run.network, max(1 - optim.ema, 3 / (2 + steps)), run.start, optim.ema_start)
 
 
 @torch.no_grad()
-def _follow(average: nn.Module, network: nn.Module, rate: float) -> None:
-    """Move an average of the weights toward some; counters are copied."""
+def _follow(average: nn.Module, network: nn.Module, rate: float, start: list[Tensor], share: float) -> None:
+    """Move an average of the weights toward them and, by a share, those of the start; counters are copied."""
     pairs = list(zip(average.state_dict().values(), network.state_dict().values(), strict=True))
     floats = [pair for pair in pairs if pair[0].is_floating_point()]
-    torch._foreach_lerp_([kept for kept, _ in floats], [now for _, now in floats], rate)
+    averaged, toward = [kept for kept, _ in floats], rate * (1 - share)
+    if start:
+        torch._foreach_lerp_(averaged, start, (rate - toward) / (1 - toward))
+    torch._foreach_lerp_(averaged, [now for _, now in floats], toward)
     for kept, now in pairs:
         if not kept.is_floating_point():
             kept.copy_(now)
