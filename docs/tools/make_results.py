@@ -4,6 +4,8 @@ They are made from the JSON under docs/results. A table stands between `<!-- mad
 everything else of a page is written by hand.
 """
 
+import contextlib
+import functools
 import json
 import re
 import statistics
@@ -12,6 +14,9 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from densecal.benchmark.matrix import load_matrix
+from densecal.benchmark.summary import results, summarise
+from densecal.files import rounded
 from densecal.report.figures import CYCLE, GREY
 
 DOCS = Path(__file__).parents[1]
@@ -76,9 +81,15 @@ BAND = [
 ]
 
 
+@functools.cache
 def rows_of(name: str) -> list[dict]:
-    """The rows of a benchmark's results."""
-    return json.loads((DOCS / "results" / name / "results.json").read_text())["rows"]
+    """The rows of a benchmark, from the results of its cells."""
+    with contextlib.chdir(DOCS.parent):  # which the paths of a matrix begin at
+        folder = Path("docs", "results", name)
+        matrix = folder.with_suffix(".yaml")
+        if not matrix.is_file():  # a study whose matrix is an example
+            return json.loads((folder / "results.json").read_text())["rows"]
+        return rounded(results(summarise(load_matrix(matrix), folder, ""))["rows"])
 
 
 def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:

@@ -148,7 +148,7 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
     calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
-    # channels last is the faster layout, for CPU and CUDA alike
+    # channels last, as images come
     ready = folded(model.to(where).to(memory_format=torch.channels_last).eval())
     return Predictor(ready, config, where, None if calibrator is None else calibrator.to(where))
 
