@@ -6,6 +6,7 @@ the command line still has to accept it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -26,8 +27,11 @@ from PIL import Image
 import densecal.benchmark.plan
 import densecal.demo
 import densecal.training.config
+from densecal.benchmark.matrix import load_matrix
+from densecal.benchmark.summary import results, summarise
 from densecal.cli import app
 from densecal.data.scenes import generate, write
+from densecal.files import write_json
 from densecal.methods import create
 from tests.running import run
 
@@ -126,6 +130,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "my.yaml").write_text(yaml_of(ROOT / "README.md"), encoding="utf-8")
     shutil.copytree(ROOT / "examples", root / "examples")
     shutil.copytree(ROOT / "docs/results/duts", root / "bench")
+    with contextlib.chdir(ROOT):  # which the paths of a matrix begin at
+        summary = summarise(load_matrix("docs/results/duts.yaml"), root / "bench", "")
+    write_json(root / "bench/results.json", results(summary))
     return root
 
 

@@ -123,17 +123,19 @@ def test_a_benchmark_folder(folder, tmp_path):
             {**inside, "dataset": "validation", "calibrator": "none"},
             {**inside, "dataset": "validation", "calibrator": "temperature"},
             {**outside, "dataset": "void", "calibrator": "none"},
+            {**outside, "dataset": "scrambled", "calibrator": "none"},
         ]
         cell = base / "cells" / "bce" / f"seed-{seed}"
         write_json(cell / "result.json", {"label": "bce", "seed": seed, "evaluations": records})
-    matrix = {"seeds": [0, 1], "datasets": [{"name": "void", "ood": True}]}
+    datasets = [{"name": "void", "ood": True}, {"name": "scrambled", "informationless": True}]
+    matrix = {"seeds": [0, 1], "datasets": datasets}
     write_json(base / "results.json", {"matrix": matrix, "rows": []})
     found = read_inputs([base])
     assert [record["name"] for record in found.records] == [
         "bce, seed 0", "bce, seed 0 + temperature", "bce, seed 1", "bce, seed 1 + temperature",
     ]  # fmt: skip
-    assert [len(record.get("ood", [])) for record in found.records] == [1, 0, 1, 0]
-    assert found.records[0]["ood"][0]["dataset"] == "void"
+    assert [len(record.get("ood", [])) for record in found.records] == [2, 0, 2, 0]
+    assert [entry["dataset"] for entry in found.records[0]["ood"]] == ["void", "scrambled"]
 
 
 def test_equal_names_are_told_apart(folder, runs, tmp_path):

@@ -102,7 +102,8 @@ def _benchmark(folder: Path) -> Inputs:
     """The evaluations of every cell: images without foreground beside the validation images, the others as they are."""
     found = Inputs()
     matrix = _read_json(folder / "results.json").get("matrix", {})
-    outside = {dataset["name"] for dataset in matrix.get("datasets", []) if dataset.get("ood")}
+    datasets = matrix.get("datasets", [])
+    outside = {dataset["name"] for dataset in datasets if dataset.get("ood") or dataset.get("informationless")}
     several = len(matrix.get("seeds", [])) > 1
     for path in sorted([*folder.glob("cells/*/*/result.json"), *folder.glob("references/**/result.json")]):
         result = _read_json(path)
