@@ -131,7 +131,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "examples", root / "examples")
     shutil.copytree(ROOT / "docs/results/duts", root / "bench")
     with contextlib.chdir(ROOT):  # which the paths of a matrix begin at
-        summary = summarise(load_matrix("docs/results/duts.yaml"), root / "bench", "")
+        summary = summarise(load_matrix(Path("docs/results/duts.yaml")), root / "bench", "")
     write_json(root / "bench/results.json", results(summary))
     return root
 
