@@ -402,6 +402,29 @@ def test_every_architecture_is_exported(arch, encoder, options, tmp_path):
     assert made.difference < TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128])
+def test_features_that_have_shrunk_to_a_pixel_may_grow_again(size, tmp_path):
+    torch.manual_seed(0)
+    model = build("edn", "resnet18").eval().to(memory_format=torch.channels_last)  # as load_predictor has it
+    spread(model)
+    made = export_model(model, tmp_path / "model.onnx", size)
+    assert made.any_size
+    assert made.difference < TOLERANCE
+
+
+def test_a_file_that_onnxruntime_does_not_run_is_an_error(run, monkeypatch, tmp_path):
+    def fails(*_):
+        raise ValueError("shapes of a buffer differ")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", fails)
+    with pytest.raises(
+        export.ExportError, match="onnxruntime does not run the file at 32 x 32: shapes of a buffer differ"
+    ):
+        export.export_run(run, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
 def spread(model):
     """Give random weights logits of mean 0 and standard deviation 3, without which all probabilities are the same."""
     with torch.no_grad():

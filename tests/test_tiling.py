@@ -116,9 +116,9 @@ def test_sides_that_do_not_fit_are_refused(tile, overlap, match):
         Tiling.of(tile, overlap)
 
 
-def test_the_overlap_is_a_quarter_unless_given():
+def test_the_overlap_is_a_quarter_and_never_nothing_unless_given():
     assert Tiling.of(512) == Tiling(512, 128)
-    assert Tiling.of(96) == Tiling(96, 0)
+    assert [Tiling.of(tile).overlap for tile in (64, 96, 256)] == [32, 32, 64]
 
 
 # ------------------------------------------------------------------ blending

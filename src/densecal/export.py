@@ -35,6 +35,8 @@ OPSET = 18
 TOLERANCE = 1e-4
 """Largest probability difference that a file may have from PyTorch."""
 BATCHES = (1, 3)
+LEAST_TRACED = 256
+"""Side of the image, at least, that is traced where sides stay free: EDN's deepest features have 1/128 of it."""
 MAX_BYTES = (1 << 31) - (1 << 20)
 """What one ONNX file can hold: protobuf ends at 2 GB."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -245,11 +247,12 @@ class PreciseTails(TorchFunctionMode):
 
 def _traced(deployment: Deployment, size: int) -> Any:
     """The graph, an ``onnx.ModelProto``; where the network's code depends on the size, of that size alone."""
-    shape = (2, 3, size, size)
-    example = torch.zeros(shape, dtype=torch.uint8 if deployment.input == "uint8" else torch.float32)
+    dtype = torch.uint8 if deployment.input == "uint8" else torch.float32
     batch, height, width = (torch.export.Dim(name, min=1) for name in ("batch", "height", "width"))
     problems = []
-    for free in ({0: batch, 2: height, 3: width}, {0: batch}):
+    # a side that has shrunk to 1 would be taken for one that always does
+    for free, side in (({0: batch, 2: height, 3: width}, max(size, LEAST_TRACED)), ({0: batch}, size)):
+        example = torch.zeros((2, 3, side, side), dtype=dtype)
         try:
             with _quiet(), _same_padding_known():
                 program = torch.onnx.export(
@@ -356,18 +359,26 @@ def compare(
         calibrator: Likewise.
         input: Likewise.
         sizes: Heights and widths, each of which is run at every one of ``BATCHES``.
+
+    Raises:
+        ExportError: If onnxruntime cannot run the file.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # errors are raised as well
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     found = []
     for height, width in sizes:
         for batch in BATCHES:
             images = pictures(batch, height, width)
             fed = {"images": _as_input(images, model, input)}
-            p_file = torch.from_numpy(session.run(["probabilities"], fed)[0])
+            try:
+                p_file = torch.from_numpy(session.run(["probabilities"], fed)[0])
+            except Exception as error:  # of classes that onnxruntime keeps to itself
+                problem = " ".join(str(error).split())[:300]
+                raise ExportError(f"onnxruntime does not run the file at {height} x {width}: {problem}") from None
             unit = images.float() / 255
             z = model(unit).contiguous()
             comparison = _comparison(p_file, z, unit, calibrator)

@@ -34,11 +34,11 @@ class Tiling:
 
     @classmethod
     def of(cls, tile: int, overlap: int | None = None) -> Tiling:
-        """Check what a user asked for; the overlap is a quarter of the tile unless given."""
+        """Check what a user asked for; the overlap is a quarter of the tile, at least 32, unless given."""
         if tile < 2 * MULTIPLE or tile % MULTIPLE:
             raise InputError("--tile", str(tile), f"a multiple of {MULTIPLE} from {2 * MULTIPLE} on")
         if overlap is None:
-            overlap = tile // 4 // MULTIPLE * MULTIPLE
+            overlap = max(tile // 4 // MULTIPLE, 1) * MULTIPLE
         if overlap % MULTIPLE or not 0 <= overlap <= tile // 2:
             raise InputError("--overlap", str(overlap), f"a multiple of {MULTIPLE} from 0 to half of --tile {tile}")
         return cls(tile, overlap)

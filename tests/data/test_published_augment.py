@@ -122,6 +122,15 @@ def test_sizes_are_drawn_by_the_batch_and_evenly() -> None:
     assert same[0] is images
 
 
+def test_masks_stay_binary_for_edn_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, masks = torch.rand(16, 3, 64, 64), (torch.rand(16, 1, 64, 64, generator=generator) > 0.5).float()
+    for kind, binary in (("edn", True), ("icon", False)):
+        moved, made = augment(images, masks, torch.arange(16), 0, 0, kind)
+        _, resized = at_random_size(moved, made, (48,), 0, 0, 0, kind)
+        assert (set(made.unique().tolist()) == set(resized.unique().tolist()) == {0.0, 1.0}) == binary
+
+
 def test_labels_are_resized_without_new_ones() -> None:
     labels = torch.tensor([0, 7, 255])[torch.randint(3, (2, 48, 48), generator=torch.Generator().manual_seed(0))]
     _, made = at_random_size(torch.rand(2, 3, 48, 48), labels, (32,), 0, 0, 0)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -47,19 +48,38 @@ def test_images_that_contradict_their_labels_are_perturbed_less():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rho=st.floats(0.05, 1.0), slope=st.floats(0.1, 1.0), overconfidence=st.floats(0.0, 0.1), gain=st.floats(0.05, 0.95)
+    rho=st.floats(0.05, 1.0),
+    slope=st.floats(0.1, 1.0),
+    overconfidence=st.floats(0.0, 0.1),
+    gain=st.floats(0.05, 0.95),
+    smoothing=st.floats(0.0, 0.9),
 )
-def test_the_loop_settles_without_a_gap_for_every_lag(rho, slope, overconfidence, gain):
-    """A network whose confidence follows its labels with a lag of rate rho, sure of itself by some amount too much."""
+def test_the_loop_settles_without_a_gap_for_every_lag(rho, slope, overconfidence, gain, smoothing):
+    """A network that follows its labels of the epoch before with a lag of rate rho, surer than it may be."""
     assume(overconfidence / slope < 0.25)  # what the floor lets perturbation take away
-    method = create("aslp-cl", num_samples=1, gain=gain, smoothing=0.0, warmup=0)
-    confidence, accuracy = 0.9 + overconfidence, 0.9
+    assume(gain + smoothing < 0.98)
+    method = create("aslp-cl", num_samples=1, gain=gain, smoothing=smoothing, warmup=0)
+    assert gaps(method, rho, slope, overconfidence)[-1] == pytest.approx(0, abs=1e-3)
+
+
+def gaps(method, rho, slope, overconfidence):
+    confidence, accuracy, before, found = 0.9 + overconfidence, 0.9, 1.0, []
     for epoch in range(3000):
         method.start_epoch(epoch)
         method.after_epoch(result(confidence, accuracy))
-        wanted = accuracy + overconfidence - slope * (1 - float(method.bound))
-        confidence += rho * (wanted - confidence)
-    assert confidence == pytest.approx(accuracy, abs=1e-3)
+        confidence += rho * (accuracy + overconfidence - slope * (1 - before) - confidence)
+        before = float(method.bound)
+        found.append(confidence - accuracy)
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(rho=st.floats(0.01, 1.0), gain=st.floats(0.01, 1.5), smoothing=st.floats(0.0, 0.99))
+def test_the_bound_on_gain_and_smoothing_is_where_the_roots_leave_the_unit_circle(rho, gain, smoothing):
+    assume(abs(gain - (1 - smoothing * (1 - rho))) > 1e-3)
+    polynomial = np.poly([1, 1 - rho, smoothing])
+    polynomial[2] += gain * rho * (1 - smoothing)
+    assert (abs(np.roots(polynomial)).max() < 1) == (gain < 1 - smoothing * (1 - rho))
 
 
 def test_the_bound_does_not_wind_up():
@@ -98,7 +118,23 @@ def test_state_survives_a_checkpoint():
     assert first.statistics()["gap"] == pytest.approx(0.3 * 0.07 + 0.7 * 0.05, abs=1e-6)
 
 
-@pytest.mark.parametrize("option", [{"gain": 1.0}, {"gain": 0.0}, {"smoothing": 1.0}, {"floor": 0.4}])
+def test_a_loop_beyond_the_bound_swings():
+    method = create("aslp-cl", num_samples=1, gain=0.5, warmup=0)
+    method.smoothing = 0.8
+    assert max(map(abs, gaps(method, rho=0.1, slope=1.0, overconfidence=0.1)[-100:])) > 0.01
+    with pytest.raises(ValueError, match=r"smoothing: found 0.8 with gain 0.5; expected .* together below 1"):
+        create("aslp-cl", num_samples=1, gain=0.5, smoothing=0.8)
+
+
+@pytest.mark.parametrize("option", ["lam", "preset", "schedule", "constraint", "accuracy"])
+def test_options_of_the_other_rules_are_refused(option):
+    with pytest.raises(TypeError, match=f"unknown option {option!r}"):
+        create("aslp-cl", num_samples=1, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    "option", [{"gain": 1.0}, {"gain": 0.0}, {"smoothing": 1.0}, {"smoothing": -0.1}, {"floor": 0.4}]
+)
 def test_options_outside_the_stable_range_are_refused(option):
     with pytest.raises(ValueError, match=next(iter(option))):
         create("aslp-cl", num_samples=1, **option)

@@ -188,6 +188,21 @@ def test_void_pixels_change_nothing(name, classes):
         assert torch.equal(value.nan_to_num(-1), runs[1][1][key].nan_to_num(-1))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("slp", {"technique": "hi"}), ("slp", {"technique": "dm"}), ("slp", {"band": 2}), ("label-smoothing", {})],
+)
+def test_images_of_nobody_keep_their_labels(name, options):
+    z, y, index = binary_batch(8)
+    index[4:] = -1
+    for epoch in range(20):
+        method = make(name, **options)
+        method.start_epoch(epoch)
+        targets = method.prepare(z, y, index)[1]
+        assert torch.equal(targets[4:], y[4:])
+    assert not torch.equal(targets[:4], y[:4])
+
+
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_padding_samples_change_nothing(name):
     z, y, index = binary_batch(8)

@@ -70,7 +70,8 @@ def predict(
     batch: Annotated[int, typer.Option(min=1, help="Images at a time; of tiles, as many as have their pixels.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ensemble: Annotated[
-        list[Path] | None, typer.Option(help="A further run whose probabilities are averaged in; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A further run whose probabilities are averaged in, at the network's size; may be repeated."),
     ] = None,
     mc_dropout: Annotated[
         int | None, typer.Option(min=1, help="Average over so many draws of the network's dropout.")

@@ -48,9 +48,9 @@ def augment(
     background. Their rotation interpolates bicubically; here all is one bilinear step.
 
     Three published networks have their own. ``edn``: with probability 1/2 a crop of up to 7/224 of the side from
-    each edge; flip, which in their program turns images upside down. ``icon``: flip, crop of up to 1/8 of each side
-    anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and salt and pepper on
-    0.15 % of the mask's pixels.
+    each edge; flip, which in their program turns images upside down; masks stay binary. ``icon``: flip, crop of up
+    to 1/8 of each side anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and salt
+    and pepper on 0.15 % of the mask's pixels.
 
     Args:
         images: (B, 3, H, W) floats in [0, 1].
@@ -76,7 +76,7 @@ def augment(
     kept = torch.ones_like(sign)
     mirror = torch.cat((kept, sign) if kind == "edn" else (sign, kept), dim=1)
     padding: Padding = "zeros" if geometry is _code else "reflection"
-    images, masks = warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index)
+    images, masks = warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index, _mode(kind))
     if kind == "ebmgsod":
         images = enhance(images, uniform(seed, epoch, index, _COLOUR_STREAM, 4))
         if masks.is_floating_point():
@@ -85,26 +85,34 @@ def augment(
 
 
 def at_random_size(
-    images: Tensor, masks: Tensor, sizes: Sequence[int], step: int, epoch: int, seed: int
+    images: Tensor, masks: Tensor, sizes: Sequence[int], step: int, epoch: int, seed: int, kind: Kind = "none"
 ) -> tuple[Tensor, Tensor]:
     """Resize a batch to a side that is a function of (seed, epoch, step), so that it is the same in all processes.
 
     Args:
         images: (B, 3, H, W) floats; bilinear.
-        masks: (B, 1, H, W) float, bilinear; or (B, H, W) long, nearest.
+        masks: (B, 1, H, W) float, bilinear, nearest for ``edn``; or (B, H, W) long, nearest.
         sizes: The sides to draw from.
         step: Step in the epoch.
         epoch: Epoch, from 0.
         seed: Seed of the run.
+        kind: The augmentation it is part of.
     """
     draw = float(uniform(seed, epoch, torch.tensor([step]), _SIZE_STREAM))
     side = sizes[int(draw * len(sizes))]
     if images.shape[-2:] == (side, side):
         return images, masks
     images = interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
-    if masks.is_floating_point():
+    if masks.is_floating_point() and _mode(kind) == "bilinear":
         return images, interpolate(masks, size=(side, side), mode="bilinear", align_corners=False)
+    if masks.is_floating_point():
+        return images, interpolate(masks, size=(side, side), mode="nearest-exact")
     return images, interpolate(masks[:, None].float(), size=(side, side), mode="nearest-exact")[:, 0].to(masks.dtype)
+
+
+def _mode(kind: Kind) -> str:
+    """How foreground masks are interpolated."""
+    return "nearest" if kind == "edn" else "bilinear"
 
 
 def _paper(draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,16 +160,18 @@ def warp(
     shift: Tensor,
     padding: Padding,
     ignore_index: int = 255,
+    mode: str = "bilinear",
 ) -> tuple[Tensor, Tensor]:
     """Fetch every output pixel from ``matrix @ (its offset from the centre)``, moved by ``shift``.
 
     Args:
         images: (B, 3, H, W) floats; bilinear.
-        masks: (B, 1, H, W) float, bilinear; or (B, H, W) long, nearest.
+        masks: (B, 1, H, W) float; or (B, H, W) long, nearest.
         matrix: (B, 2, 2), acting on (x, y) in pixels.
         shift: (B, 2), in half widths and half heights.
         padding: What lies beyond the edge of images and foreground masks.
         ignore_index: What lies beyond the edge of label masks.
+        mode: Interpolation of foreground masks, ``bilinear`` or ``nearest``.
 
     Returns:
         Images and masks; a sample with the identity map comes back unchanged to the last bit.
@@ -177,7 +187,7 @@ def warp(
     grid = torch.stack((u, v), dim=-1)
     moved_images = _sample(images.float(), grid, "bilinear", padding).to(images.dtype)
     if masks.is_floating_point():
-        moved_masks = _sample(masks.float(), grid, "bilinear", padding).to(masks.dtype)
+        moved_masks = _sample(masks.float(), grid, mode, padding).to(masks.dtype)
     else:
         labels = masks[:, None].float() - ignore_index  # so that the zeros beyond the edge mean void
         moved = _sample(labels, grid, "nearest", "zeros")[:, 0] + ignore_index

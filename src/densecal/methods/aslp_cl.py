@@ -9,10 +9,11 @@ and alpha_i climbs along the image's gradient to the threshold (1 - C) / b and n
 Over-confidence lowers C and raises the perturbation; under-confidence does the reverse. Clipping the state itself is
 the anti-windup: C never leaves what perturbation can reach.
 
-Stability. Let the confidence answer a change of C with a first-order lag of rate rho in (0, 1] an epoch and slope at
-most 1 (labels that are surer by dC cannot make the network surer by more, once it fits them). The loop's
-characteristic polynomial is z^2 - (2 - rho) z + 1 - rho + gain * rho, whose roots lie inside the unit circle for
-every rho exactly when 0 < gain < 1. The default 0.5 leaves a factor of two.
+Stability. Let the confidence answer a change of C an epoch later (alpha moves after a visit and counts at the next),
+with a first-order lag of rate rho in (0, 1] an epoch and slope at most 1 (labels that are surer by dC cannot make the
+network surer by more, once it fits them). With a weight s of the past in the smoothed gap, the loop's characteristic
+polynomial is (z - 1) (z - 1 + rho) (z - s) + gain * rho * (1 - s) z, whose roots lie inside the unit circle exactly
+when 0 < gain < 1 - s * (1 - rho): for every rho, when gain + s < 1. The defaults add up to 0.8.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class ASLPCL(ASLPMC):
     """ASLP in closed loop: perturbation rises while validation is over-confident and falls while it is not.
 
     Args:
-        gain: Of the integrator, above 0 and below 1.
-        smoothing: Weight of the past in the smoothed gap, at least 0 and below 1.
+        gain: Of the integrator, above 0.
+        smoothing: Weight of the past in the smoothed gap, at least 0; with ``gain`` below 1.
         floor: C_min, the lowest expected confidence of a label.
         eta: Step size of alpha; by default large enough to reach the threshold in one visit.
         warmup: Epochs before the loop closes.
         technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
-        **common: See `Method`.
+        num_samples: As for `Method`; so are `num_classes`, `ignore_index` and `seed`.
     """
 
     bound: Tensor
@@ -55,16 +56,24 @@ class ASLPCL(ASLPMC):
         technique: str = "hi",
         noise_bound: float = 0.5,
         grad_norm: str = "paper",
-        **common: Any,
+        band: int | None = None,
+        num_samples: int,
+        num_classes: int = 1,
+        ignore_index: int = 255,
+        seed: int = 0,
     ) -> None:
         super().__init__(
             eta=eta, lam=0.0, warmup=warmup, constraint="exact", technique=technique, noise_bound=noise_bound,
-            grad_norm=grad_norm, **common,
+            grad_norm=grad_norm, band=band,
+            num_samples=num_samples, num_classes=num_classes, ignore_index=ignore_index, seed=seed,
         )  # fmt: skip
         if not 0 < gain < 1:
             raise ValueError(f"gain: found {gain}; expected above 0 and below 1, where the loop is stable")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing: found {smoothing}; expected at least 0 and below 1")
+        if not 0 <= smoothing < 1 - gain:
+            raise ValueError(
+                f"smoothing: found {smoothing} with gain {gain}; expected at least 0, and both together below 1, "
+                "where the loop is stable"
+            )
         if not 0.5 <= floor <= 1:
             raise ValueError(f"floor: found {floor}; expected a confidence from 0.5 to 1")
         self.gain, self.smoothing, self.floor = gain, smoothing, floor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from densecal.labels import check_smoothing
@@ -29,7 +28,6 @@ class LabelSmoothing(Method):
         self.strength = beta
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
-        """Smooth the labels."""
+        """Smooth the labels, less those of images with a negative index, which are nobody's."""
         super().prepare(images, masks, index)
-        strength = torch.full((len(masks),), self.strength, device=masks.device)
-        return images, self.perturbed(masks, strength)
+        return images, self.perturbed(masks, self.strength * (index.to(masks.device) >= 0))

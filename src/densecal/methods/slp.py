@@ -28,8 +28,11 @@ def sample_targets(
     noise_bound: float,
     band: int | None = None,
 ) -> Tensor | SmoothedLabels:
-    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its (band's) pixels together."""
-    Z = method.uniform(index, LABEL_STREAM)[:, 0] < alpha
+    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its (band's) pixels together.
+
+    Images with a negative index, which are nobody's, keep their labels.
+    """
+    Z = (method.uniform(index, LABEL_STREAM)[:, 0] < alpha) & (index >= 0)
     if band is not None:
         Z = Z.view(-1, *[1] * (masks.ndim - 1)) & boundary_band(masks, band, method.num_classes, method.ignore_index)
     noise = None

@@ -177,7 +177,9 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
             images, masks, index, epoch, config.engine.seed, config.data.augment, config.data.ignore_index
         )
         if config.data.sizes:
-            images, masks = at_random_size(images, masks, config.data.sizes, step, epoch, config.engine.seed)
+            images, masks = at_random_size(
+                images, masks, config.data.sizes, step, epoch, config.engine.seed, config.data.augment
+            )
         weight = (index >= 0).float() if batch.own < len(batch.ids) else None
         if config.data.informationless:
             images, masks, index = _strip(run, batch, images, masks, index, epoch)
