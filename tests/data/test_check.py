@@ -1,6 +1,7 @@
 """Every kind of fault is found, named and counted; a sound set is fine."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,34 @@ def test_a_set_without_masks_and_a_set_of_nothing(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no image files"):
         check(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "masks", "wanted"),
+    [
+        ("DUTS-TR", "DUTS-TR-Mask", "DUTS-TR-Mask"),
+        ("CHAMELEON", "GT", "masks"),
+        ("CamVid train", "trainannot", "trainannot"),
+        ("CAMO test", "GT", "GT"),
+        ("PASCAL VOC 2012 augmented", "SegmentationClass*", "SegmentationClassAug"),
+    ],
+)
+def test_a_published_set_without_its_masks(name: str, masks: str, wanted: str, tmp_path: Path):
+    path = published.write_set(name, tmp_path, NAMES)
+    for folder in list(tmp_path.rglob(masks)):
+        shutil.rmtree(folder)
+    report = check(path, workers=1)
+    assert report.files.layout is not None
+    assert report.files.layout.name == name
+    assert not report.fine
+    (finding,) = report.by_kind()["no-mask"]
+    assert finding.detail == f"no masks at all; expected a folder {wanted}"
+
+
+def test_unreadable_images_of_the_other_set_are_named(root: Path, tmp_path: Path):
+    images, _ = samples.folders(tmp_path / "other", ["a", "b"])
+    (images / "a.png").write_bytes(b"xx")
+    assert found(check(root, against=[images], workers=1)) == {"unreadable": [["a.png"]]}
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:

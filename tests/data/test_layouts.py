@@ -1,5 +1,7 @@
 """Published data sets open as they are distributed; whatever else lies on disk opens as before."""
 
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +156,39 @@ def test_folders_that_are_no_set(tmp_path: Path):
     assert find_layout(tmp_path / "list.txt") is None
     images, _ = samples.folders(tmp_path / "set", ["a"])
     assert find_layout(images) is None, "images alone stay images alone"
+
+
+@pytest.mark.parametrize("name", ["DUTS-TR", "DUT-OMRON", "PASCAL-S", "SOD", "ECSSD", "HKU-IS", "CHAMELEON", "NC4K"])
+def test_a_set_opens_from_the_zip_it_is_distributed_in(name: str, tmp_path: Path):
+    folder = published.write_set(name, tmp_path / "unpacked", NAMES)
+    archive = Path(shutil.make_archive(str(tmp_path / name), "zip", tmp_path / "unpacked"))
+    with zipfile.ZipFile(archive, "a") as zipped:
+        zipped.writestr(f"__MACOSX/{name}/images/._a.jpg", b"the Finder's")
+    unpacked, zipped = open_source(folder), open_source(archive)
+    assert zipped.names == unpacked.names
+    assert find_files(archive).layout is BY_NAME[name]
+    for own in zipped.names:
+        assert np.array_equal(zipped.image(own), unpacked.image(own))
+        assert np.array_equal(zipped.mask(own), unpacked.mask(own))
+
+
+def test_images_and_masks_in_zips_of_their_own(tmp_path: Path):
+    folder = published.write_set("ECSSD", tmp_path, NAMES)
+    for inner in folder.iterdir():
+        shutil.make_archive(str(tmp_path / inner.name), "zip", folder, inner.name)
+    archives = sorted(tmp_path.glob("*.zip"))
+    assert len(archives) == 2
+    source = open_source(archives)
+    assert source.names == sorted(NAMES)
+    assert source.has_masks
+
+
+def test_a_zip_of_several_sets_asks_for_one(tmp_path: Path):
+    for name in ("SOD", "NC4K"):
+        published.write_set(name, tmp_path / "sets", NAMES)
+    archive = shutil.make_archive(str(tmp_path / "sets"), "zip", tmp_path / "sets")
+    with pytest.raises(InputError, match=r"sets\.zip: the folders .*; expected one folder of images"):
+        open_source(archive)
 
 
 def test_zips_are_known_by_their_names(tmp_path: Path):

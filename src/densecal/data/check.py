@@ -137,6 +137,7 @@ def check(
     findings = [
         *_files_missing(files),
         *(finding for facts in looked[0] for finding in facts.findings if _counts(finding, files)),
+        *(finding for other in looked[1:] for facts in other for finding in facts.findings),
         *_copies_inside(own, looked[0]),
     ]
     for reading, facts in zip(readings[1:], looked[1:], strict=True):
@@ -247,6 +248,9 @@ def _files_missing(files: Files) -> list[Finding]:
         findings += [
             Finding("no-image", (str(files.masks[name]),)) for name in sorted(files.masks.keys() - files.images.keys())
         ]
+    elif files.layout is not None and not files.layout.by_class:
+        wanted = " or ".join(folder for _, folder in files.layout.folders) or "masks"
+        findings.append(Finding("no-mask", (files.place,), f"no masks at all; expected a folder {wanted}"))
     published = files.layout.counts if files.layout else ()
     if published and len(files.images) not in published:
         wanted = " or ".join(f"{count:,}" for count in published)

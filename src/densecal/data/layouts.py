@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from densecal import remote
 from densecal.data.images import IMAGE_SUFFIXES
@@ -208,6 +208,20 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
+def kind_of_folder(folder: PurePosixPath) -> str:
+    """Whether a folder in an archive holds ``images`` or ``masks``, by the end of its path, or neither."""
+    parts = [plain(part) for part in folder.parts]
+    for layout in LAYOUTS:
+        # the folders of a part, and of a set that only a list tells, hold more than the set
+        for images, masks in () if layout.part or layout.lists else layout.folders:
+            for kind, own in (("images", images), ("masks", masks)):
+                words = [plain(word) for word in PurePosixPath(own).parts]
+                if parts[-len(words) :] == words:
+                    return kind
+    last = parts[-1] if parts else ""
+    return "images" if last in IMAGE_FOLDERS else "masks" if last in MASK_FOLDERS else ""
+
+
 def is_image_name(name: str) -> bool:
     """Whether a file is an image by its suffix; names with a leading dot are the file managers' own."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
@@ -277,9 +291,21 @@ def _in(root: Path) -> Found | None:
         for images, masks in layout.folders:
             if (root / images).is_dir() and (root / masks).is_dir() and root / images not in found:
                 found[root / images] = _own(root, layout, root / images, root / masks)
+    if not found:
+        found = _without_masks(root)
     if len(found) > 1:
         raise _several(root, found)
     return next(iter(found.values()), None) or _usual(root)
+
+
+def _without_masks(root: Path) -> dict[Path, Found]:
+    """The images of a set whose folder has its name and lacks its masks."""
+    return {
+        root / images: Found(layout, root / images, None)
+        for layout in LAYOUTS
+        for images, _ in layout.folders
+        if (root / images).is_dir() and identify(root, root / images) is layout
+    }
 
 
 def _own(root: Path, layout: Layout, images: Path, masks: Path) -> Found:
@@ -315,12 +341,9 @@ def _of_part(images: Path) -> Found | None:
             depth = len(Path(own).parts)
             parents = Path(os.path.abspath(images)).parents
             root = parents[depth - 1] if len(parents) >= depth else images
-            if (
-                root / own == Path(os.path.abspath(images))
-                and (root / masks).is_dir()
-                and identify(root, root / own) is layout
-            ):
-                return _own(root, layout, images, root / masks)
+            if root / own == Path(os.path.abspath(images)) and identify(root, root / own) is layout:
+                masked = (root / masks).is_dir()
+                return _own(root, layout, images, root / masks) if masked else Found(layout, images, None)
     return None
 
 

@@ -23,6 +23,7 @@ from densecal.data.layouts import (
     identify,
     image_files,
     is_image_name,
+    kind_of_folder,
     named_subfolders,
     subfolders,
 )
@@ -159,7 +160,8 @@ def open_source(
     Args:
         images: One of: a folder of images; one image; the folder of a data set as it is published
             (``layouts.LAYOUTS``), or one that holds ``images/`` and ``masks/`` under these or the other usual
-            names; one or several zip files with members ``images/NAME.*`` and ``masks/NAME.*``; a list file
+            names; one or several zip files with members ``images/NAME.*`` and ``masks/NAME.*``, or with the
+            folders of a published set; a list file
             whose lines are ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab
             where the paths themselves hold spaces); a list of bare names inside a data set's folder.
         masks: The folder of masks, where ``images`` is a folder of images.
@@ -296,20 +298,43 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, Location]]:
-    members: dict[str, list[Location]] = {"images": [], "masks": []}
+    images: list[Location] = []
+    masks: list[Location] = []
     for path in paths:
-        before = len(members["images"])
+        folders: dict[PurePosixPath, list[Location]] = {}
         with _open_zip(path) as archive:
             for info in archive.infolist():
-                parts = PurePosixPath(info.filename).parts
-                if len(parts) == 2 and parts[0] in members and is_image_name(parts[1]) and not info.is_dir():
-                    members[parts[0]].append(Location(path, info.filename, info.file_size, info.CRC))
-        if len(members["images"]) == before:
+                member = PurePosixPath(info.filename)
+                if is_image_name(member.name) and not info.is_dir():
+                    location = Location(path, info.filename, info.file_size, info.CRC)
+                    folders.setdefault(member.parent, []).append(location)
+        own_images = _folder_of(path, folders, "images")
+        own_masks = _folder_of(path, folders, "masks", beside=own_images)
+        # some sets have their masks in a zip of their own
+        if own_images is None and (own_masks is None or len(paths) == 1):
             raise InputError(path, "no members images/NAME", "a zip with images/NAME and masks/NAME")
-    images, masks = (
-        _by_stem(found, lambda location: PurePosixPath(location.member).stem) for found in members.values()
-    )
-    return images, masks
+        images += [] if own_images is None else folders[own_images]
+        masks += [] if own_masks is None else folders[own_masks]
+    return _by_stem(images, _member_stem), _by_stem(masks, _member_stem)
+
+
+def _member_stem(location: Location) -> str:
+    return PurePosixPath(location.member).stem
+
+
+def _folder_of(
+    path: Path, folders: Iterable[PurePosixPath], kind: str, beside: PurePosixPath | None = None
+) -> PurePosixPath | None:
+    """The one folder of images or masks in a zip, masks as deep as the images; its plain name is preferred."""
+    found = [folder for folder in folders if kind_of_folder(folder) == kind]
+    if beside is not None:
+        found = [folder for folder in found if len(folder.parts) == len(beside.parts)]
+    if PurePosixPath(kind) in found:
+        return PurePosixPath(kind)
+    if len(found) > 1:
+        several = ", ".join(map(str, found))
+        raise InputError(path, f"the folders {several}", f"one folder of {kind}, or images/ and masks/")
+    return found[0] if found else None
 
 
 def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
