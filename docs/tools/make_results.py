@@ -6,12 +6,14 @@ everything else of a page is written by hand.
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from densecal.benchmark.matrix import load_matrix
@@ -220,9 +222,10 @@ def scatter() -> Figure:
     figure = Figure(figsize=(9.5, 5), layout="constrained")
     axis = figure.subplots()
     candidates = rows_of("away")
+    colours = [*CYCLE, GREY, "#8c564b", *colormaps["Dark2"].colors, *colormaps["Set3"].colors]
     for rows in (rows_of("duts") + rows_of("duts-more"), candidates):
         labels = dict.fromkeys((row["label"], row["reference"]) for row in rows)
-        for (label, reference), colour in zip(labels, [*CYCLE, GREY, "#8c564b"][: len(labels)], strict=True):
+        for (label, reference), colour in zip(labels, itertools.cycle(colours), strict=False):
             style = {"color": colour, "markersize": 7, "markeredgewidth": 2}
             style |= {"markerfacecolor": "white"} if rows is candidates else {}
             places = []

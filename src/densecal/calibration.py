@@ -27,7 +27,6 @@ from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
 from densecal.posthoc.scores import Scores, score_batches, score_histogram
 from densecal.scoring import VOID, Pair, resize
-from densecal.training import checkpoint
 
 if TYPE_CHECKING:
     from densecal.prediction import Predictor
@@ -286,6 +285,8 @@ class RunData:
 
 def fit_own(method: str, run: Path, device: str = "auto", progress: Progress | None = None) -> None:
     """Fit a calibrator on a run's validation images and make it the run's own."""
+    from densecal.training import checkpoint
+
     data = RunData(checkpoint.find(run), device)
     posthoc.save(fit(method, data, str(data.predictor.device), progress).calibrator, run / checkpoint.CALIBRATOR)
 

@@ -17,7 +17,7 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write (.onnx).")] = ...,  # type: ignore[assignment]
     calibrator: Annotated[
         Path | None,
-        typer.Option(help="A calibrator of `calibrate fit` to put into the file; the run's own unless given."),
+        typer.Option(help="A calibrator of `calibrate fit` to put into the file, for a run without its own."),
     ] = None,
     input: Annotated[
         str, typer.Option(help="unit (floats in [0, 1]), uint8 (bytes), or normalised (floats, mean and std applied).")

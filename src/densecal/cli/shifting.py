@@ -23,7 +23,8 @@ def shift(
     json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for the curves (PNG).")] = None,
     calibrator: Annotated[
-        Path | None, typer.Option(help="A calibrator's JSON; the model is then shown with and without it.")
+        Path | None,
+        typer.Option(help="A calibrator's JSON, for a run without its own; the model is shown with and without it."),
     ] = None,
     bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 16,

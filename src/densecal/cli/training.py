@@ -23,9 +23,9 @@ def train(
 ) -> None:
     """Train a calibrated segmentation model and leave a run folder.
 
-    The folder holds config.yaml, log.jsonl, alpha.csv and checkpoints/last and checkpoints/best. A run that was
-    killed goes on with `--resume` and ends with the same weights, to the bit on a CPU. Ctrl-C stops it after the
-    step it is at, a second one at once.
+    The folder holds config.yaml, log.jsonl, checkpoints/last, previous and best, alpha.csv (adaptive methods) and
+    calibrator.json (with model.calibrator). A run that was killed goes on with `--resume` and ends with the same
+    weights, to the bit on a CPU. Ctrl-C stops it after the step it is at, a second one at once.
 
     Examples:
 
@@ -67,7 +67,9 @@ def predict(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time; of tiles, as many as have their pixels.")] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Images at a time; of tiles, so many as together have their pixels.")
+    ] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ensemble: Annotated[
         list[Path] | None,
