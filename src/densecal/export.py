@@ -35,8 +35,9 @@ OPSET = 18
 TOLERANCE = 1e-4
 """Largest probability difference that a file may have from PyTorch."""
 BATCHES = (1, 3)
-LEAST_TRACED = 256
-"""Side of the image, at least, that is traced where sides stay free: EDN's deepest features have 1/128 of it."""
+TRACED = 256
+"""Side of the image that is traced where sides stay free. The exporter takes for a rule what happens to hold there: no
+feature map may have shrunk to a pixel (EDN's deepest has 1/128 of the side) or be divisible by a window of Swin's."""
 MAX_BYTES = (1 << 31) - (1 << 20)
 """What one ONNX file can hold: protobuf ends at 2 GB."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -250,8 +251,7 @@ def _traced(deployment: Deployment, size: int) -> Any:
     dtype = torch.uint8 if deployment.input == "uint8" else torch.float32
     batch, height, width = (torch.export.Dim(name, min=1) for name in ("batch", "height", "width"))
     problems = []
-    # a side that has shrunk to 1 would be taken for one that always does
-    for free, side in (({0: batch, 2: height, 3: width}, max(size, LEAST_TRACED)), ({0: batch}, size)):
+    for free, side in (({0: batch, 2: height, 3: width}, TRACED), ({0: batch}, size)):
         example = torch.zeros((2, 3, side, side), dtype=dtype)
         try:
             with _quiet(), _same_padding_known():
@@ -272,7 +272,7 @@ def _traced(deployment: Deployment, size: int) -> Any:
         proto = program.model_proto
         dims = proto.graph.input[0].type.tensor_type.shape.dim
         # the exporter fixes an axis that it cannot keep free without saying so
-        if dims[0].dim_param and bool(dims[2].dim_param) == bool(dims[3].dim_param):
+        if all(dims[axis].dim_param for axis in free):
             return proto
         problems.append(f"the exporter fixed the input at {[dim.dim_param or dim.dim_value for dim in dims]}")
     model = deployment.model
