@@ -198,7 +198,7 @@ def blocks() -> dict[str, str]:
         "duts": with_head(DUTS, table(rows_of("duts"), DUTS)),
         "away": with_head(AWAY, table(rows_of("away"), AWAY) + table(rows_of("away"), AWAY, reference="ensemble")),
         "networks": with_head(DUTS, networks),
-        "backbones": with_head(DUTS, table(rows_of("backbones"), DUTS)),
+        "duts-small": with_head(DUTS, table(rows_of("duts-small"), DUTS)),
         "products": products(),
         "lambdas": lambdas(),
         "start": start(),
