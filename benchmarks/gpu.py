@@ -4,7 +4,7 @@
     python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that its time goes to
 
 Synthetic images, held on the device as training does it; the whole step counts: augmentation, method, optimizer.
-`--set engine.depthwise=true` and the like change the training entries. `--tiny` runs on small images anywhere.
+`--set engine.depthwise=false` and the like change the training entries. `--tiny` runs on small images anywhere.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from densecal.metrics import CalibrationMeter
 from densecal.model_evaluation import ImageSet, evaluate_model
 from densecal.models import build
-from densecal.models.folding import folded
+from densecal.prediction import prepared
 from densecal.training.assembly import assemble, fabric_of
 from densecal.training.config import load_config
 from densecal.training.feed import ArraySamples, Data
@@ -107,9 +107,7 @@ class Bench:
 
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
-        network = build("unet", "tf_efficientnet_lite2", None, 1).to(self.device, memory_format=torch.channels_last)
-        plain, network = network, folded(network.eval())
-        assert network is not plain, "not folded"
+        network = prepared(build("unet", "tf_efficientnet_lite2", None, 1), self.device)
 
         @torch.inference_mode()
         def logits(x):
@@ -136,6 +134,10 @@ class Bench:
                     count, lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch)
                 )
             self.show(lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch))
+        for _ in range(2):  # as the commands do it, in float32
+            found["own_size_float32_images_per_second"] = self.rate(
+                count, lambda: evaluate_model(network, images_of, device=self.device, batch=self.batch)
+            )
         return found
 
 

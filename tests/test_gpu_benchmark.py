@@ -16,7 +16,7 @@ def test_every_entry_gives_a_rate(tmp_path):
     subprocess.run([sys.executable, BENCHMARKS / "gpu.py", "--tiny", "--out", out], check=True, timeout=300)
     measured = json.loads(out.read_text())
     entries = [found for found in measured.values() if isinstance(found, dict)]
-    assert len(entries) == 5
+    assert len(entries) == 6
     assert all(value > 0 for found in entries for value in found.values())
 
 

@@ -48,9 +48,10 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
-def test_one_two_and_four_processes_write_the_same_bytes(folders: Path) -> None:
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_one_and_several_processes_write_the_same_bytes(folders: Path, several: int) -> None:
     written, printed = [], []
-    for processes in (1, 2, 4):
+    for processes in (1, several):
         out = folders / f"{processes}.json"
         done = torchrun(
             processes, "evaluate", folders / "maps", folders / "masks", "--json", out, "--workers", 1, "--skip-bad"
@@ -58,8 +59,8 @@ def test_one_two_and_four_processes_write_the_same_bytes(folders: Path) -> None:
         assert done.returncode == 0, done.stderr
         written.append(out.read_bytes())
         printed.append(done.stdout)
-    assert written[0] == written[1] == written[2]
-    assert printed[0] == printed[1] == printed[2]
+    assert written[0] == written[1]
+    assert printed[0] == printed[1]
     record = json.loads(written[0])
     assert record["images"] == IMAGES - 1
     assert [Path(entry["file"]).stem for entry in record["skipped"]] == [f"im{IMAGES - 5:04d}"]

@@ -219,30 +219,36 @@ def page(text: str) -> str:
 
 def scatter() -> Figure:
     """ECE on ECSSD against ECE on textures: circles for methods as they are, squares with a temperature."""
-    figure = Figure(figsize=(9.5, 5), layout="constrained")
+    figure = Figure(figsize=(9.5, 8.5), layout="constrained")
     axis = figure.subplots()
+    numbers = itertools.count(1)
     candidates = rows_of("away")
-    colours = [*CYCLE, GREY, "#8c564b", *colormaps["Dark2"].colors, *colormaps["Set3"].colors]
+    colours = [*CYCLE, GREY, "#8c564b", *colormaps["Dark2"].colors, *colormaps["tab10"].colors]
     for rows in (rows_of("duts") + rows_of("duts-more"), candidates):
         labels = dict.fromkeys((row["label"], row["reference"]) for row in rows)
         for (label, reference), colour in zip(labels, itertools.cycle(colours), strict=False):
             style = {"color": colour, "markersize": 7, "markeredgewidth": 2}
             style |= {"markerfacecolor": "white"} if rows is candidates else {}
-            places = []
+            places, number = [], next(numbers)
+            name = f"{number}  {label}" + (f", {reference}" if reference else "")
             for calibrator, marker in (("none", "o"), (TEMPERATURE, "s")):
                 home, away = (
                     100 * statistics.fmean(seeds_of(rows, label, calibrator, dataset, "ece_ew", reference))
                     for dataset in ("ECSSD", "textures")
                 )
                 places.append((home, away))
-                name = label + (f", {reference}" if reference else "")
                 axis.plot(home, away, marker, label=name if marker == "o" else None, **style)
+                axis.annotate(str(number), (home, away), (5, 4), textcoords="offset points", fontsize=7)
             axis.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": colour}, zorder=0)
     home = 100 * statistics.fmean(seeds_of(rows_of("duts"), "bce", TEMPERATURE, "ECSSD", "ece_ew"))
     away = 100 * statistics.fmean(seeds_of(rows_of("duts"), "aslp-mc", "none", "textures", "ece_ew"))
-    axis.fill_between([0, home], 0, away, color=GREY, alpha=0.2, linewidth=0)
-    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", xlim=(0, 3.5), ylim=(0, 15))
-    figure.legend(frameon=False, fontsize=8, loc="outside right center")
+    lowest = 0.05
+    axis.fill_between([lowest, home], 0, away, color=GREY, alpha=0.2, linewidth=0)
+    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", ylim=(0, 15))
+    axis.set(xscale="log", xlim=(lowest, 13), xticks=[0.1, 0.2, 0.5, 1, 2, 5, 10])
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("")
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return figure
 
 

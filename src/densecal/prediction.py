@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from densecal.data.images import MAX_PIXELS
 from densecal.errors import InputError
 from densecal.maps import FORMATS, write_map
 from densecal.models import build
-from densecal.models.folding import folded
+from densecal.models.folding import Model, folded
 from densecal.posthoc import Calibrator
 from densecal.sharding import ALONE, Processes
 from densecal.tiling import Tiling
@@ -44,7 +45,7 @@ class Predictor:
     """A trained model ready for use.
 
     Attributes:
-        model: The network in evaluation mode, batch normalisations folded into convolutions where they could be.
+        model: The network, as ``prepared`` leaves it.
         config: The configuration it was trained with.
         device: Where it is.
         calibrator: Makes probabilities of its logits, in place of sigmoid or softmax.
@@ -148,9 +149,23 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
     calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
-    # channels last, as images come
-    ready = folded(model.to(where).to(memory_format=torch.channels_last).eval())
-    return Predictor(ready, config, where, None if calibrator is None else calibrator.to(where))
+    return Predictor(prepared(model, where), config, where, None if calibrator is None else calibrator.to(where))
+
+
+def prepared(model: Model, device: torch.device) -> Model:
+    """Put a network on a device in evaluation mode, with the normalisations that are fastest there.
+
+    On CUDA one kernel does a normalisation and its activation; elsewhere normalisations are folded into convolutions,
+    where they can be. Folding is no gain on CUDA: a convolution there adds its offsets in a pass of its own.
+    """
+    model = model.to(device).to(memory_format=torch.channels_last).eval()  # as images come
+    if device.type != "cuda":
+        return folded(model)
+    if importlib.util.find_spec("triton") is not None:
+        from densecal.training.fused import fuse_normalisation
+
+        fuse_normalisation(model)
+    return model
 
 
 def _own_calibrator(run: Path, config: Config) -> Calibrator | None:

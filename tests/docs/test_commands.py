@@ -175,13 +175,15 @@ def trained(prepared: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(prepared)
         shrink(patch, epochs=8)
-        assert run("train", "my.yaml", "--out", "runs/mine")[0] == 0
-        assert run("train", "my.yaml", "model.options.dropout=0.1", "--out", "runs/dropout")[0] == 0
+        # of six images a network can learn the reverse, which has no temperature
+        train = ("train", "my.yaml", "data.images=val/images", "data.masks=val/masks")
+        assert run(*train, "--out", "runs/mine")[0] == 0
+        assert run(*train, "model.options.dropout=0.1", "--out", "runs/dropout")[0] == 0
         assert run("evaluate", "maps", "masks", "--json", "scores.json", "--workers", "1")[0] == 0
         for name in ("cal.json", "temperature.json"):
             assert run("calibrate", "fit", "temperature", "val-maps", "val-masks", "--out", name)[0] == 0
     for name in ("duts", "seed0", "seed1", "seed2", "bce", "aslp"):
-        shutil.copytree(prepared / "runs/mine", prepared / "runs" / name)
+        shutil.copytree(prepared / "runs/mine", prepared / "runs" / name, copy_function=os.link)
     return prepared
 
 

@@ -24,7 +24,7 @@ from densecal.metrics.entropy import known
 from densecal.model_evaluation import Calibrator, ImageSet, Logits, evaluate_model_by_bins, model_outputs, resized
 from densecal.prediction import Predictor, load_predictor
 from densecal.reading import read_yaml
-from densecal.training.config import parse_config
+from densecal.training.config import first_difference, parse_config
 from densecal.training.loop import train
 
 COUNTED_BATCH, TRAINED_BATCH = 64, 4
@@ -172,9 +172,10 @@ def _same_run(cell: Cell, run: Path) -> bool:
     """Whether a run folder holds a run with a cell's settings."""
     held = run / "config.yaml"
     try:
-        return parse_config(read_yaml(held, "the configuration of a run"), str(held)) == cell.config
+        there = parse_config(read_yaml(held, "the configuration of a run"), str(held))
     except InputError:
         return False
+    return first_difference(there, cell.config) is None
 
 
 def _device(cell: Cell) -> str:

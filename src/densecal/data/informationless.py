@@ -29,17 +29,22 @@ def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int
     Args:
         images: (B, 3, H, W) floats in [0, 1].
         masks: Foreground masks (B, 1, H, W).
-        index: Sample ids (B,).
+        index: Sample ids (B,), on the CPU for images on a GPU, which takes longer to start on a few numbers.
         epoch: Epoch, from 0.
         seed: Seed of the run.
 
     Returns:
         Images of the same shape; the mask of each is empty.
     """
-    kind = uniform(seed, epoch, index, _KIND_STREAM, 2)[:, 1].view(-1, 1, 1, 1)
-    shuffled = with_patches_shuffled(images, uniform(seed, epoch, index, _PATCH_STREAM, _PATCHES**2))
-    background = background_crop(images, masks, uniform(seed, epoch, index, _CROP_STREAM, 3 * _CROPS), shuffled)
-    noise = uniform(seed, epoch, index, _PHASE_STREAM, images.shape[2] * images.shape[3])
+
+    def drawn(stream: int, count: int) -> Tensor:
+        return uniform(seed, epoch, index, stream, count).to(images.device, non_blocking=True)
+
+    kind = drawn(_KIND_STREAM, 2)[:, 1].view(-1, 1, 1, 1)
+    shuffled = with_patches_shuffled(images, drawn(_PATCH_STREAM, _PATCHES**2))
+    background = background_crop(images, masks, drawn(_CROP_STREAM, 3 * _CROPS), shuffled)
+    there = index.to(images.device, non_blocking=True)
+    noise = uniform(seed, epoch, there, _PHASE_STREAM, images.shape[2] * images.shape[3])
     scrambled = with_phases_scrambled(images, noise)
     return torch.where(kind < 1 / 3, scrambled, torch.where(kind < 2 / 3, shuffled, background))
 

@@ -13,7 +13,12 @@ Operation = Callable[..., Tensor]
 
 
 def agree(
-    what: str, ours: Operation, theirs: Operation, given: Sequence[Tensor], gradient: Tensor, device: torch.device
+    what: str,
+    ours: Operation,
+    theirs: Operation,
+    given: Sequence[Tensor],
+    gradient: Tensor | None,
+    device: torch.device,
 ) -> bool:
     """Whether a device's compiler translates kernels rightly: output and gradients against PyTorch on the CPU.
 
@@ -22,24 +27,25 @@ def agree(
         ours: The kernels, on the device.
         theirs: The same of PyTorch, which gets float64 on the CPU.
         given: Small tensors on the CPU, in the precision to try.
-        gradient: Of the output.
+        gradient: Of the output; without one only the output is compared.
         device: Where the kernels are to run.
 
     Returns:
         False, after a warning, if they differ or cannot be translated at all.
     """
-    tolerance = 1e-4 if gradient.dtype == torch.float32 else 1e-2
+    dtype = given[0].dtype
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
 
     def results(operation: Operation, where: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [tensor.to(where, dtype).requires_grad_() for tensor in given]
+        inputs = [tensor.to(where, dtype).requires_grad_(gradient is not None) for tensor in given]
         y = operation(*inputs)
-        return [y, *torch.autograd.grad(y, inputs, gradient.to(where, dtype))]
+        return [y] if gradient is None else [y, *torch.autograd.grad(y, inputs, gradient.to(where, dtype))]
 
     try:
         # the first use may be a prediction, which records nothing
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             pairs = zip(
-                results(ours, device, gradient.dtype),
+                results(ours, device, dtype),
                 results(theirs, torch.device("cpu"), torch.float64),
                 strict=True,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricModule
-from torch import Tensor, nn
+from torch import nn
 
 from densecal.errors import InputError
 from densecal.methods import Method, create
 from densecal.models import SegmentationModel, build
+from densecal.training.averaging import Average
 from densecal.training.config import Config
 from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
 from densecal.training.feed import Data, Progress, open_data
@@ -36,9 +36,7 @@ class Run:
     model: _FabricModule
     network: nn.Module
     """The module behind ``model``, which may be wrapped for several processes."""
-    average: nn.Module | None
-    start: list[Tensor]
-    """The weights that training began with, where they have a part in the average."""
+    average: Average | None
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
     criterion: Criterion
@@ -50,7 +48,7 @@ class Run:
     @property
     def kept_network(self) -> nn.Module:
         """The weights to validate and keep: their average where there is one."""
-        return self.average or self.network
+        return self.network if self.average is None else self.average.network
 
 
 def fabric_of(config: Config) -> Fabric:
@@ -107,9 +105,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
     on_cuda = fabric.device.type == "cuda"
     network = network or initial_network(config, fabric.device)
-    average = copy.deepcopy(network).requires_grad_(False) if optim.ema else None
-    shared = average.state_dict().values() if average is not None and optim.ema_start else ()
-    start = [value.clone() for value in shared if value.is_floating_point()]
+    average = Average(network, optim.ema, optim.ema_start) if optim.ema else None
     method = create(
         config.method.name,
         num_samples=len(data.train),
@@ -133,6 +129,8 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         from densecal.training.fused import fuse_normalisation
 
         fuse_normalisation(network)
+        if average is not None:
+            fuse_normalisation(average.network)
         if engine.depthwise:
             from densecal.training.depthwise import fuse_depthwise
 
@@ -142,4 +140,4 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     model, *ready = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, ready, strict=True))
     resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
-    return Run(config, fabric, data, all(resident), model, network, average, start, method, optimizers, criterion)
+    return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from densecal import methods, posthoc
 from densecal.errors import InputError
+from densecal.files import rounded
 from densecal.reading import parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(ge=1)]
@@ -203,7 +205,7 @@ class EngineConfig(Section):
         compile: ``torch.compile`` the network; minutes before the first step.
         graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
         fused: Batch normalisation by densecal's own CUDA kernels; without ``compile``.
-        depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``; experimental.
+        depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
             installed, unless given.
@@ -218,7 +220,7 @@ class EngineConfig(Section):
     compile: bool = False
     graphs: bool = True
     fused: bool = True
-    depthwise: bool = False
+    depthwise: bool = True
     bins: Annotated[int, Field(ge=1, le=1000)] = 10
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
@@ -354,6 +356,20 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             raise InputError(key, f"{section!r} holds a value", "a section")
         place = inner
     place[last] = value
+
+
+def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
+    """The first setting in which two configurations train something else, with both values.
+
+    Where a run goes on may change from one call to the next: of ``engine``, only ``seed`` and ``bins`` count.
+    """
+    before, after = (json.loads(json.dumps(rounded(config.model_dump(mode="json")))) for config in (was, now))
+    for section, keys in before.items():
+        for key in sorted(keys.keys() | after[section].keys()):
+            counts = section != "engine" or key in ("seed", "bins")
+            if counts and keys.get(key) != after[section].get(key):
+                return f"{section}.{key}", keys.get(key), after[section].get(key)
+    return None
 
 
 def _readable(error: ValidationError, where: str) -> InputError:

@@ -61,7 +61,8 @@ class ArraySamples:
         """Gather samples."""
         if self._on_device is not None:
             images, masks = self._on_device
-            rows = torch.from_numpy(indices).to(images.device)
+            # a blocking copy would let every step wait for the one before
+            rows = torch.from_numpy(indices).to(images.device, non_blocking=True)
             return images[rows].permute(0, 3, 1, 2), masks[rows]
         # numpy, because torch in a second thread starts threads of its own that take the network's cores
         images_, masks_ = self._images[indices], self._masks[indices]

@@ -1,14 +1,14 @@
 """Batch normalisation with its activation in as few passes over memory as there can be, for CUDA and channels-last.
 
 A small network's step is bound by memory, and PyTorch's own kernels spend a third of it in batch normalisation. Here
-the forward pass reads its input twice and writes once, activation included; the backward pass reads input and gradient
-twice and writes once. Statistics are sums of differences from the running mean, which do not cancel, added in a fixed
-order: a step is deterministic.
+the forward pass reads its input twice and writes once, activation included, and where it does not train it reads once;
+the backward pass reads input and gradient twice and writes once. Statistics are sums of differences from the running
+mean, which do not cancel, added in a fixed order: a step is deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +16,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm, relu6
+
+from densecal.models.trial import agree
 
 NONE, RELU, RELU6 = 0, 1, 2
 _ACTIVATIONS = {nn.Identity: NONE, nn.ReLU: RELU, nn.ReLU6: RELU6}
+_DEVICES = ("cuda",)
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 2048
 PROGRAMS = 1056
 """Enough for every processor of a large GPU to have eight."""
@@ -72,7 +77,7 @@ def _finish_forward(
         total += tl.load(place, mask=inside, other=0.0)
         square += tl.load(place + C, mask=inside, other=0.0)
     d = tl.sum(total, 0) / M
-    variance = tl.maximum(tl.sum(square, 0) / M - d * d, 0.0)
+    variance = tl.maximum(tl.sum(square, 0) / M - d * d, 0.0, propagate_nan=tl.PropagateNan.ALL)
     old_mean = tl.load(running_mean + c, mask=in_c, other=0.0)
     old_variance = tl.load(running_var + c, mask=in_c, other=0.0)
     mean = old_mean + d
@@ -90,22 +95,42 @@ def _finish_forward(
 
 
 @triton.jit
+def _activated(x, scale, offset, y, M, C, rows, c, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Write act(x * scale + offset) for some rows and the columns c."""
+    first = tl.program_id(0) * rows
+    for start in range(0, rows, BLOCK_M):
+        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
+        inside = (m < M)[:, None] & (c < C)[None, :]
+        place = m[:, None] * C + c[None, :]
+        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+        if ACTIVATION > 0:
+            v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if ACTIVATION == 2:
+            v = tl.minimum(v, 6.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _apply_forward(x, saved, y, M, C, rows, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c = c < C
     scale = tl.load(saved + 2 * C + c, mask=in_c, other=0.0)
     offset = tl.load(saved + 3 * C + c, mask=in_c, other=0.0)
-    first = tl.program_id(0) * rows
-    for start in range(0, rows, BLOCK_M):
-        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        inside = (m < M)[:, None] & in_c[None, :]
-        place = m[:, None] * C + c[None, :]
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
-        if ACTIVATION > 0:
-            v = tl.maximum(v, 0.0)
-        if ACTIVATION == 2:
-            v = tl.minimum(v, 6.0)
-        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
+    _activated(x, scale, offset, y, M, C, rows, c, ACTIVATION, BLOCK_M)
+
+
+@triton.jit
+def _apply_running(
+    x, mean, variance, weight, bias, y, M, C, rows, eps,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Normalisation by the running statistics."""
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_c = c < C
+    deviation = tl.sqrt(tl.load(variance + c, mask=in_c, other=1.0).to(tl.float32) + eps)
+    scale = tl.load(weight + c, mask=in_c, other=0.0) / deviation
+    offset = tl.load(bias + c, mask=in_c, other=0.0) - tl.load(mean + c, mask=in_c, other=0.0) * scale
+    _activated(x, scale, offset, y, M, C, rows, c, ACTIVATION, BLOCK_M)
 
 
 @triton.jit
@@ -171,10 +196,11 @@ class _NormActivation(torch.autograd.Function):
         partial = torch.empty(plan.parts, 2, plan.C, device=x.device)
         saved = torch.empty(4, plan.C, device=x.device)
         plan.launch(_sums_forward, x, norm.running_mean, partial)
-        _finish_forward[(triton.cdiv(plan.C, 32),)](
-            partial, plan.parts, weight, bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, saved,
-            plan.M, plan.C, norm.eps, norm.momentum, BLOCK_P=64, BLOCK_C=32,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            _finish_forward[(triton.cdiv(plan.C, 32),)](
+                partial, plan.parts, weight, bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, saved,
+                plan.M, plan.C, norm.eps, norm.momentum, BLOCK_P=64, BLOCK_C=32,
+            )  # fmt: skip
         plan.launch(_apply_forward, x, saved, y, ACTIVATION=activation)
         ctx.save_for_backward(x, saved)
         ctx.activation = activation
@@ -206,26 +232,34 @@ class _Plan:
         self.parts = triton.cdiv(self.M, self.rows)
         self.grid = (self.parts, columns)
 
-    def launch(self, kernel: Any, *tensors: Tensor | None, **options: int) -> None:
-        kernel[self.grid](*tensors, self.M, self.C, self.rows, BLOCK_M=self.block_m, BLOCK_C=self.block_c, **options)
+    def launch(self, kernel: Any, *tensors: Tensor | None, **options: float) -> None:
+        sizes = (self.M, self.C, self.rows)
+        # Triton takes the current device, whatever the tensors say
+        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+            kernel[self.grid](*tensors, *sizes, BLOCK_M=self.block_m, BLOCK_C=self.block_c, **options)
 
 
 def fuse_normalisation(network: nn.Module) -> None:
     """Let the batch normalisations of a network, with the activations behind them, use the kernels of this file.
 
-    In training mode only; weights, buffers and their names stay as they are.
+    Weights, buffers and their names stay as they are. PyTorch does what the kernels cannot: a gradient through a
+    normalisation that does not train, other devices and precisions, and everything, with a warning, where the kernels
+    do not work.
     """
+    device = next(network.parameters()).device
+    if not _running_kernel_agrees(device) or (network.training and not _training_kernels_agree(device)):
+        return
     for module in network.modules():
         for norm, activation in _pairs(module):
             kind = _ACTIVATIONS.get(type(activation))
             if not _fits(norm) or kind is None:
                 continue
-            norm.forward = _fused_forward(norm, kind)
+            norm.forward = functools.partial(_forward, norm, kind)
             if kind != NONE:
-                activation.forward = _skipped_in_training(norm, activation)
+                activation.forward = functools.partial(_unless_fused, norm, activation)
     for module in network.modules():
         if type(module) is nn.BatchNorm2d and "forward" not in vars(module) and _fits(module):
-            module.forward = _fused_forward(module, NONE)  # type: ignore[assignment]
+            module.forward = functools.partial(_forward, module, NONE)  # type: ignore[method-assign]
 
 
 def _pairs(module: nn.Module) -> list[tuple[Any, Any]]:
@@ -245,18 +279,65 @@ def _fits(norm: nn.Module) -> bool:
     return isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
-def _fused_forward(norm: Any, activation: int) -> Callable[[Tensor], Tensor]:
-    eager = norm.forward
+def _is_fused(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether the kernels take an input; asked again of the output, which is the same in all that counts."""
+    # what is wrong with an input is for PyTorch to say
+    taken = x.device.type in _DEVICES and x.dtype in _PRECISIONS and x.dim() == 4 and x.shape[1] == norm.num_features
+    return taken and x.numel() > 0 and (norm.training or not torch.is_grad_enabled())
 
-    def forward(x: Tensor) -> Tensor:
-        if not norm.training:
-            return eager(x)  # type: ignore[no-any-return]
+
+def _forward(norm: Any, activation: int, x: Tensor) -> Tensor:
+    if not _is_fused(norm, x):
+        return type(norm).forward(norm, x)  # type: ignore[no-any-return]
+    if norm.training:
         return _NormActivation.apply(x, norm.weight, norm.bias, norm, activation)  # type: ignore[no-any-return]
+    return _normalised(x, norm, activation)
 
-    return forward
 
-
-def _skipped_in_training(norm: nn.Module, activation: nn.Module) -> Callable[[Tensor], Tensor]:
+def _unless_fused(norm: nn.BatchNorm2d, activation: Any, x: Tensor) -> Tensor:
     """What remains of an activation that the normalisation has done already."""
-    eager = activation.forward
-    return lambda x: x if norm.training else eager(x)
+    return x if _is_fused(norm, x) else type(activation).forward(activation, x)
+
+
+def _normalised(x: Tensor, norm: nn.BatchNorm2d, activation: int) -> Tensor:
+    """act(batch_norm(x)) by the running statistics."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.empty_like(x)
+    given = (x, norm.running_mean, norm.running_var, norm.weight, norm.bias, y)
+    _Plan(x).launch(_apply_running, *given, eps=norm.eps, ACTIVATION=activation)
+    return y
+
+
+@functools.cache
+def _training_kernels_agree(device: torch.device) -> bool:
+    x, gradient, weight, bias = _tried(torch.bfloat16)
+    norm = nn.BatchNorm2d(len(weight), device=device)
+    return agree(
+        "batch normalisation",
+        lambda x, weight, bias: _NormActivation.apply(x, weight, bias, norm, RELU6),
+        lambda x, weight, bias: relu6(batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps)),
+        [x, weight, bias],
+        gradient,
+        device,
+    )
+
+
+@functools.cache
+def _running_kernel_agrees(device: torch.device) -> bool:
+    x, _, mean, bias = _tried(torch.float32)
+    norm = nn.BatchNorm2d(len(mean), device=device)
+    norm.load_state_dict(norm.state_dict() | {"running_mean": mean, "running_var": 1 + mean**2, "bias": bias})
+    return agree(
+        "batch normalisation",
+        lambda x: _normalised(x, norm, RELU6),
+        lambda x: relu6(batch_norm(x, mean.double(), 1 + mean.double() ** 2, None, bias.double(), eps=norm.eps)),
+        [x],
+        None,
+        device,
+    )
+
+
+def _tried(dtype: torch.dtype) -> list[Tensor]:
+    """Two maps and two vectors of their channels, of a size that a network of the EfficientNet family has."""
+    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    return [torch.randn(size, generator=random).to(dtype) for size in ((2, 32, 8, 8), (2, 32, 8, 8), (32,), (32,))]

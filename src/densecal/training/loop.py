@@ -6,7 +6,6 @@ import contextlib
 import csv
 import hashlib
 import io
-import json
 import math
 import time
 import warnings
@@ -16,13 +15,13 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from densecal.calibration import fit_own
 from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import chosen, without_information
 from densecal.errors import InputError, Preempted
-from densecal.files import locked, rounded, write_text
+from densecal.files import locked, write_text
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
@@ -30,7 +29,7 @@ from densecal.reading import read_yaml
 from densecal.sharding import join_after_restart
 from densecal.training import checkpoint
 from densecal.training.assembly import Run, fabric_of, open_run
-from densecal.training.config import Config, dump_config, parse_config
+from densecal.training.config import Config, dump_config, first_difference, parse_config
 from densecal.training.feed import Batch, Samples, epoch_batches, prefetched, to_device, validation_batches
 from densecal.training.logs import Log
 from densecal.training.preemption import Place, stop_when_asked
@@ -272,9 +271,10 @@ def _strip(
     """Take the information out of a share of the images; to the method they are nobody's, with clean, empty masks."""
     seed, ids = run.config.engine.seed, torch.from_numpy(batch.ids)
     # chosen on the CPU, so that the device need not be asked how many they are
-    rows = chosen(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0].to(index.device, non_blocking=True)
-    if len(rows):
-        stripped = without_information(images[rows], masks[rows], index[rows], epoch, seed)
+    taken = chosen(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
+    if len(taken):
+        rows = taken.to(index.device, non_blocking=True)
+        stripped = without_information(images[rows], masks[rows], ids[taken], epoch, seed)
         images = images.index_copy(0, rows, stripped)
         masks, index = masks.index_fill(0, rows, 0), index.index_fill(0, rows, -1)
     return images, masks, index
@@ -291,22 +291,7 @@ def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
         optimizer.zero_grad(set_to_none=True)
     if run.average is not None:
         steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
-        # an average over the last third of the steps, until that is as long as the decay says
-        _follow(run.average, run.network, max(1 - optim.ema, 3 / (2 + steps)), run.start, optim.ema_start)
-
-
-@torch.no_grad()
-def _follow(average: nn.Module, network: nn.Module, rate: float, start: list[Tensor], share: float) -> None:
-    """Move an average of the weights toward them and, by a share, those of the start; counters are copied."""
-    pairs = list(zip(average.state_dict().values(), network.state_dict().values(), strict=True))
-    floats = [pair for pair in pairs if pair[0].is_floating_point()]
-    averaged, toward = [kept for kept, _ in floats], rate * (1 - share)
-    if start:
-        torch._foreach_lerp_(averaged, start, (rate - toward) / (1 - toward))
-    torch._foreach_lerp_(averaged, [now for _, now in floats], toward)
-    for kept, now in pairs:
-        if not kept.is_floating_point():
-            kept.copy_(now)
+        run.average.follow(steps)
 
 
 def _check_losses(run: Run, losses: Tensor, batches: list[Batch]) -> None:
@@ -376,13 +361,7 @@ def _check_folder(config: Config, out: Path, resume: bool) -> None:
     if not resume:
         raise InputError(out, "a run already", "--resume to go on with it, or another folder")
     before = parse_config(read_yaml(held, "the configuration of the run"), str(held))
-    was, now = (json.loads(json.dumps(rounded(c.model_dump(mode="json")))) for c in (before, config))
-    for section, keys in was.items():
-        for key in sorted(keys.keys() | now[section].keys()):
-            # where it runs may change from one call to the next; what is trained may not
-            fixed = section != "engine" or key in ("seed", "bins")
-            if fixed and keys.get(key) != now[section].get(key):
-                raise InputError(
-                    out, f"a run with {section}.{key} = {keys.get(key)!r}, not {now[section].get(key)!r}",
-                    "the same settings to resume",
-                )  # fmt: skip
+    difference = first_difference(before, config)
+    if difference is not None:
+        key, was, now = difference
+        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings to resume")

@@ -1,0 +1,44 @@
+"""An average of the weights over the steps of training, which is validated and kept in their place."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """The running average of a network's weights and statistics.
+
+    Args:
+        network: What is trained; its tensors stay where they are from now on.
+        decay: Of the average, a step.
+        start_share: Share of the weights that training begins with in the average.
+
+    Attributes:
+        network: A network with the averaged weights.
+    """
+
+    def __init__(self, network: nn.Module, decay: float, start_share: float) -> None:
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.decay, self.start_share = decay, start_share
+        # taking them from the networks at every step would take longer than averaging them
+        pairs = list(zip(self.network.state_dict().values(), network.state_dict().values(), strict=True))
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._averaged, self._trained = [kept for kept, _ in floats], [now for _, now in floats]
+        self._copies, self._counters = [kept for kept, _ in counters], [now for _, now in counters]
+        self._start: list[Tensor] = [kept.clone() for kept in self._averaged] if start_share else []
+
+    @torch.no_grad()
+    def follow(self, steps: int) -> None:
+        """Move toward the weights after so many steps and, by its share, those of the start; counters are copied."""
+        # an average over the last third of the steps, until that is as long as the decay says
+        rate = max(1 - self.decay, 3 / (2 + steps))
+        toward = rate * (1 - self.start_share)
+        if self._start:
+            torch._foreach_lerp_(self._averaged, self._start, (rate - toward) / (1 - toward))
+        torch._foreach_lerp_(self._averaged, self._trained, toward)
+        if self._counters:
+            torch._foreach_copy_(self._copies, self._counters)
