@@ -162,7 +162,7 @@ def prepared(model: Model, device: torch.device) -> Model:
     if device.type != "cuda":
         return folded(model)
     if importlib.util.find_spec("triton") is not None:
-        from densecal.training.fused import fuse_normalisation
+        from densecal.models.fused import fuse_normalisation
 
         fuse_normalisation(model)
     return model

@@ -5,7 +5,7 @@ import torch
 
 from densecal.errors import InputError
 from densecal.training import assembly
-from densecal.training.assembly import assemble, fabric_of, open_run
+from densecal.training.assembly import assemble, fabric_of, initial_network, open_run, rehearse
 from densecal.training.feed import open_data
 from tests.training.common import small_config
 
@@ -36,6 +36,23 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
     monkeypatch.setattr(assembly, "open_data", slow)
     config = small_config()
     open_run(config, fabric_of(config))
+
+
+def test_a_rehearsal_leaves_no_trace():
+    config = small_config("model.options.dropout=0.5")
+    fabric = fabric_of(config)
+    network = initial_network(config, fabric.device)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    calls = []
+    network.register_forward_hook(lambda *_: calls.append(network.training))
+    torch.manual_seed(3)
+    said = torch.rand(3)
+    torch.manual_seed(3)
+    rehearse(network, fabric, config.data.size)
+    assert calls == [True]
+    assert torch.equal(torch.rand(3), said)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(weight.grad is None for weight in network.parameters())
 
 
 def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_first(monkeypatch):

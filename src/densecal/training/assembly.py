@@ -19,7 +19,7 @@ from densecal.training.averaging import Average
 from densecal.training.config import Config
 from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
 from densecal.training.feed import Data, Progress, open_data
-from densecal.training.graphs import replay_training
+from densecal.training.graphs import replay_training, undisturbed
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Place
 
@@ -69,15 +69,30 @@ def fabric_of(config: Config) -> Fabric:
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
-    """Open the data of a run and assemble it; the network is built while images are packed."""
+    """Open the data of a run and assemble it; the network is built and tried while images are packed."""
     with ThreadPoolExecutor(1) as beside:
-        building = beside.submit(initial_network, config, fabric.device)
+        building = beside.submit(_tried_network, config, fabric)
         data = open_data(config.data, progress)
     return assemble(config, fabric, data, building.result())
 
 
+def _tried_network(config: Config, fabric: Fabric) -> SegmentationModel:
+    network = initial_network(config, fabric.device)
+    if _has_own_kernels(config, fabric.device) and isinstance(criterion_of(network.network), PlainCriterion):
+        rehearse(network, fabric, config.data.size)
+    return network
+
+
+def rehearse(network: SegmentationModel, fabric: Fabric, size: int) -> None:
+    """Take a step on two black images that leaves no trace: Triton needs seconds to translate the kernels of one."""
+    images = torch.zeros(2, 3, size, size, device=fabric.device).contiguous(memory_format=torch.channels_last)
+    with undisturbed(network, fabric.device), fabric.autocast():
+        network(images).sum().backward()
+    network.zero_grad()
+
+
 def initial_network(config: Config, device: torch.device) -> SegmentationModel:
-    """Build the network of a run on its device; its random weights follow from the seed alone."""
+    """Build the network of a run on its device, with the fastest kernels there; its weights follow from the seed."""
     torch.manual_seed(config.engine.seed)
     given = config.model
     try:
@@ -88,7 +103,22 @@ def initial_network(config: Config, device: torch.device) -> SegmentationModel:
         raise InputError("model", str(error), "an architecture and encoder that fit") from None
     if config.engine.channels_last:
         network = network.to(memory_format=torch.channels_last)
-    return network.to(device)
+    network = network.to(device)
+    if _has_own_kernels(config, device):
+        from densecal.models.fused import fuse_normalisation
+
+        fuse_normalisation(network)
+        if config.engine.depthwise:
+            from densecal.models.depthwise import fuse_depthwise
+
+            fuse_depthwise(network)
+    return network
+
+
+def _has_own_kernels(config: Config, device: torch.device) -> bool:
+    engine = config.engine
+    wanted = device.type == "cuda" and engine.fused and engine.channels_last and not engine.compile
+    return wanted and importlib.util.find_spec("triton") is not None
 
 
 def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:
@@ -125,16 +155,6 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     if engine.compile:
         # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
         network.compile(dynamic=False)
-    elif on_cuda and engine.fused and engine.channels_last and importlib.util.find_spec("triton"):
-        from densecal.training.fused import fuse_normalisation
-
-        fuse_normalisation(network)
-        if average is not None:
-            fuse_normalisation(average.network)
-        if engine.depthwise:
-            from densecal.training.depthwise import fuse_depthwise
-
-            fuse_depthwise(network)
     if on_cuda and engine.graphs and not engine.compile and fabric.world_size == 1 and optim.accumulate == 1 and plain:
         replay_training(network)
     model, *ready = fabric.setup(network, *optimizers.values())

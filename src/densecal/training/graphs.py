@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +34,24 @@ def replay_training(network: nn.Module) -> None:
 
 def _recorded(network: nn.Module, eager: Forward, images: Tensor) -> Forward:
     """The network's forward pass on images of one shape as a graph that leaves no trace of its warm-up."""
-    statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    random_state = torch.cuda.get_rng_state(images.device)
     network.forward = eager
     precision = torch.get_autocast_dtype("cuda")
-    # a graph may not read weights that were cast outside of it
-    with torch.autocast("cuda", precision, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+    with (
+        undisturbed(network, images.device),
+        # a graph may not read weights that were cast outside of it
+        torch.autocast("cuda", precision, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False),
+    ):
         torch.cuda.make_graphed_callables(network, (images.detach().clone(),))
     graphed: Forward = network.forward
-    torch.cuda.set_rng_state(random_state, images.device)
+    return graphed
+
+
+@contextlib.contextmanager
+def undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Let a network be tried, and leave its statistics and the random numbers to come as they were."""
+    statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
     with torch.no_grad():
         for name, buffer in network.named_buffers():
             buffer.copy_(statistics[name])
-    return graphed

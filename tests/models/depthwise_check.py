@@ -11,8 +11,8 @@ import torch
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
-from densecal.training import depthwise
-from densecal.training.depthwise import fuse_depthwise
+from densecal.models import depthwise
+from densecal.models.depthwise import fuse_depthwise
 
 LAYERS = [
     # kind, kernel, stride, padding, bias, shape

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
+from densecal.models.fused import PROGRAMS
 from densecal.models.trial import agree
-from densecal.training.fused import PROGRAMS
 
 Pair = tuple[int, int]
 _DEVICES = ("cuda",)

@@ -8,8 +8,8 @@ import torch
 from timm.layers import Conv2dSame
 from torch import nn
 
-from densecal.training import depthwise
-from densecal.training.depthwise import fuse_depthwise
+from densecal.models import depthwise
+from densecal.models.depthwise import fuse_depthwise
 from tests.running import interpreted
 
 

@@ -21,7 +21,7 @@ def test_kernels_agree_with_pytorch_in_float64():
 
 
 def test_where_kernels_do_not_work_pytorch_normalises():
-    fused = pytest.importorskip("densecal.training.fused")
+    fused = pytest.importorskip("densecal.models.fused")
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     images = torch.rand(2, 3, 9, 9)
     said = network(images)

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from densecal.models import build
+from densecal.models import build, fused
 from densecal.models.doubling import BILINEAR, BILINEAR_CORNERS, NEAREST, Doubling
-from densecal.training import fused
-from densecal.training.fused import fuse_normalisation
+from densecal.models.fused import fuse_normalisation
 
 
 def differences(shape: tuple[int, ...], activation: nn.Module) -> dict[str, float]:
@@ -73,6 +72,7 @@ def network_difference(encoder: str) -> tuple[float, float]:
     network = build("unet", encoder, None, 1, encoder_depth=3, decoder_channels=[8, 8, 8]).train()
     ours = copy.deepcopy(network)
     fuse_normalisation(ours)
+    assert encoder != "resnet50" or "forward" in vars(ours.network.encoder.model.layer1[0])
     x = torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     gradients = []
     for one in (network, ours):
