@@ -73,7 +73,9 @@ def test_colour_masks_are_told_what_to_become(tmp_path):
         with pytest.raises(InputError) as caught:
             read_foreground(tmp_path / name)
         assert found in str(caught.value)
-        assert "0 for background and 255 (or 1) for foreground; for labels of K classes give K" in str(caught.value)
+        assert "0 for background and 255 (or 1) for foreground; for labels of K classes --classes K" in str(
+            caught.value
+        )
 
 
 def test_maps_of_several_classes_and_logits_are_told_what_to_do(tmp_path):

@@ -134,6 +134,8 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert checkpoint.load_newest(tmp_path) == (None, [])
     with pytest.raises(InputError, match="no checkpoint"):
         checkpoint.find(tmp_path)
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        checkpoint.find(tmp_path / "nowhere")
 
 
 def test_a_strangers_pickle_runs_nothing(tmp_path):

@@ -25,7 +25,7 @@ def calibrate_fit(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps; or a run, whose validation images are used.")],
     masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where there are maps.")] = None,
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
-    images: Annotated[Path | None, typer.Option(help="Folder of images, for the two networks on maps.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
     classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
@@ -77,7 +77,7 @@ def calibrate_apply(
     calibrator: Annotated[Path, typer.Argument(help="File that `calibrate fit` wrote.")],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
     out: Annotated[Path, typer.Option(help="Folder for the calibrated maps.")] = ...,  # type: ignore[assignment]
-    images: Annotated[Path | None, typer.Option(help="Folder of images, for the two networks.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
 ) -> None:
     """Write the calibrated maps of a folder of maps.
 

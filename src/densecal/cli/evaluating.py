@@ -33,7 +33,7 @@ def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, of METHOD/ or of METHOD/DATASET/ folders.")],
     masks: Annotated[Path, typer.Argument(help="Folder of masks, or of DATASET/ folders of masks.")],
     json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write a line a method and data set.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a CSV file, one line for each method and data set.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write a booktabs table.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures (PNG).")] = None,
     bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,

@@ -23,7 +23,7 @@ def report(
     ] = None,
     masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
     images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Images of the gallery, an evaluation.")] = 24,
+    examples: Annotated[int, typer.Option(min=0, help="Images in the gallery of each evaluation.")] = 24,
 ) -> None:
     """Make one HTML file from any number of runs and evaluations; it needs no network and is below 5 MB.
 

@@ -68,7 +68,7 @@ def predict(
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
     ] = False,
     batch: Annotated[
-        int, typer.Option(min=1, help="Images at a time; of tiles, so many as together have their pixels.")
+        int, typer.Option(min=1, help="Images at a time; with --tile, as many tiles as have their pixels.")
     ] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ensemble: Annotated[

@@ -55,7 +55,7 @@ def augment(
     Args:
         images: (B, 3, H, W) floats in [0, 1].
         masks: Foreground masks (B, 1, H, W) float, or labels (B, H, W) long.
-        index: Sample ids, shape (B,).
+        index: Sample ids, shape (B,), on the CPU for images on a GPU, which takes longer to start on a few numbers.
         epoch: Epoch, from 0.
         seed: Seed of the run.
         kind: ``none``, ``paper``, ``code``, ``edn``, ``icon`` or ``ebmgsod``.
@@ -69,15 +69,18 @@ def augment(
     geometry = {"paper": _paper, "code": _code, "edn": _edn, "icon": _icon, "ebmgsod": _code}.get(kind)
     if geometry is None:
         raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code, or edn, icon or ebmgsod")
-    index = index.to(images.device, non_blocking=True)
     draws = uniform(seed, epoch, index, stream=_STREAM, count=6)
     matrix, shift = geometry(draws)
     sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so it is the last step back
     kept = torch.ones_like(sign)
     mirror = torch.cat((kept, sign) if kind == "edn" else (sign, kept), dim=1)
+    matrix, shift = (
+        part.to(images.device, non_blocking=True) for part in (mirror[:, :, None] * matrix, mirror * shift)
+    )
     padding: Padding = "zeros" if geometry is _code else "reflection"
-    images, masks = warp(images, masks, mirror[:, :, None] * matrix, mirror * shift, padding, ignore_index, _mode(kind))
+    images, masks = warp(images, masks, matrix, shift, padding, ignore_index, _mode(kind))
     if kind == "ebmgsod":
+        index = index.to(images.device, non_blocking=True)
         images = enhance(images, uniform(seed, epoch, index, _COLOUR_STREAM, 4))
         if masks.is_floating_point():
             masks = salt_and_pepper(masks, uniform(seed, epoch, index, _NOISE_STREAM, masks[0].numel()))

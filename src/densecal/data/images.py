@@ -238,7 +238,7 @@ def _opened(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Ima
         found = _first_line(error).split(",")[0]  # Pillow counts the pixels before it names the attack
         raise InputError(name, found, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
     except UnidentifiedImageError:
-        raise InputError(name, "not an image", f"one of {' '.join(IMAGE_SUFFIXES)}") from None
+        raise InputError(name, "not an image, whatever its name", f"one of {' '.join(IMAGE_SUFFIXES)}") from None
     except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
         raise InputError(name, f"unreadable ({_first_line(error)})", "a complete image file") from None
 
@@ -284,7 +284,10 @@ def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
 
     The colours of a palette that is not grey mean nothing, but its indices may be those of two classes.
     """
-    expected = "a grey mask, 0 for background and 255 (or 1) for foreground; for labels of K classes give K"
+    expected = (
+        "a grey mask, 0 for background and 255 (or 1) for foreground; for labels of K classes --classes K, or "
+        "data.classes=K in training"
+    )
     if image.mode == "P" and _is_coloured(image):
         indices = np.asarray(image)
         used = set(np.unique(indices).tolist())

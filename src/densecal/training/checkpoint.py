@@ -179,9 +179,8 @@ def find(run_or_checkpoint: Path) -> Path:
         folder = run_or_checkpoint / "checkpoints" / name
         if (folder / META).is_file():
             return folder
-    raise InputError(
-        run_or_checkpoint, "no checkpoint", "a run folder or a folder with model.safetensors and meta.json"
-    )
+    found = "no checkpoint" if run_or_checkpoint.is_dir() else "no such folder"
+    raise InputError(run_or_checkpoint, found, "a run folder or a folder with model.safetensors and meta.json")
 
 
 def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -171,17 +171,18 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
     losses = torch.zeros(len(batches), device=fabric.device)
     first = _go_on(run, losses)
     for step, (batch, images, masks) in enumerate(_loaded(run, run.data.train, batches[first:]), first):
-        index = torch.from_numpy(batch.ids).to(fabric.device, non_blocking=True)
+        ids = torch.from_numpy(batch.ids)
         images, masks = augment(
-            images, masks, index, epoch, config.engine.seed, config.data.augment, config.data.ignore_index
+            images, masks, ids, epoch, config.engine.seed, config.data.augment, config.data.ignore_index
         )
+        index = ids.to(fabric.device, non_blocking=True)
         if config.data.sizes:
             images, masks = at_random_size(
                 images, masks, config.data.sizes, step, epoch, config.engine.seed, config.data.augment
             )
         weight = (index >= 0).float() if batch.own < len(batch.ids) else None
         if config.data.informationless:
-            images, masks, index = _strip(run, batch, images, masks, index, epoch)
+            images, masks, index = _strip(run, ids, images, masks, index, epoch)
         images, targets = method.prepare(images, masks, index)
         last = (step + 1) % config.optim.accumulate == 0 or step + 1 == len(batches)
         with fabric.no_backward_sync(run.model, enabled=not last):
@@ -266,10 +267,10 @@ def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[
 
 
 def _strip(
-    run: Run, batch: Batch, images: Tensor, masks: Tensor, index: Tensor, epoch: int
+    run: Run, ids: Tensor, images: Tensor, masks: Tensor, index: Tensor, epoch: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take the information out of a share of the images; to the method they are nobody's, with clean, empty masks."""
-    seed, ids = run.config.engine.seed, torch.from_numpy(batch.ids)
+    seed = run.config.engine.seed
     # chosen on the CPU, so that the device need not be asked how many they are
     taken = chosen(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
     if len(taken):
