@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 
 import torch
 from torch import nn
@@ -107,6 +108,13 @@ def oddities() -> dict[str, bool]:
             ours(torch.randn(2, 4, 4, 4))
         except RuntimeError:
             found["a wrong number of channels is refused"] = True
+    try:
+        ours.train()(torch.randn(1, 8, 1, 1))
+    except ValueError:
+        found["one value has no variance"] = True
+    far = 1000 + torch.randn(2, 8, 16, 16, dtype=torch.float64)
+    wanted = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6()).double()(far)
+    found["a mean far from zero"] = torch.allclose(ours(far.float()).double(), wanted, atol=1e-3)
     return found
 
 
@@ -115,6 +123,7 @@ def share(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("error", message=".* kernels ")
     fused._DEVICES = ("cpu",)
     layers = [
         differences((3, 5, 7, 6), nn.ReLU()),

@@ -48,7 +48,7 @@ def test_a_rehearsal_leaves_no_trace():
     torch.manual_seed(3)
     said = torch.rand(3)
     torch.manual_seed(3)
-    rehearse(network, fabric, config.data.size)
+    rehearse(network, fabric, 2, config.data.size)
     assert calls == [True]
     assert torch.equal(torch.rand(3), said)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from densecal.launching import launch
 from densecal.metrics.fine import fine_index, fine_size, tally
 
 _BLOCK = 2048
@@ -166,8 +167,5 @@ def _bytes(flags: Tensor) -> Tensor:
 
 def _launch(kernel: Any, shape: tuple[int, int], *given: Any, **how: Any) -> None:
     rows, pixels = shape
-    if not pixels:
-        return
-    # Triton takes the current device, whatever the tensors say
-    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
-        kernel[(rows, triton.cdiv(pixels, _BLOCK))](*given, BLOCK=_BLOCK, **how)
+    if pixels:
+        launch(kernel, (rows, triton.cdiv(pixels, _BLOCK)), *given, BLOCK=_BLOCK, **how)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
+from densecal.launching import launch
 from densecal.models.fused import PROGRAMS
 from densecal.models.trial import agree
 
@@ -183,8 +184,8 @@ def _convolved(
 ) -> Tensor:
     y, rows = _empty(x, size), len(x) * size[0]
     grid = (_tiles(rows, triton.cdiv(size[1], 4), 2) * triton.cdiv(x.shape[1], _BLOCK_C),)
-    _convolve[grid](
-        x, taps, bias, y, rows, *x.shape[2:], *size, x.shape[1], *before,
+    launch(
+        _convolve, grid, x, taps, bias, y, rows, *x.shape[2:], *size, x.shape[1], *before,
         K=side, S=stride, BLOCK_M=_BLOCK_M, BLOCK_C=_BLOCK_C,
     )  # fmt: skip
     return y
@@ -197,9 +198,10 @@ def _returned(dy: Tensor, taps: Tensor, side: int, stride: int, before: Pair, si
     down, across = ((i - 1 + pad) // 2 - pad // 2 + 1 for i, pad in zip(size, before, strict=True))
     dx, rows = _empty(dy, size), len(dy) * down
     grid = (_tiles(rows, across, 4) * triton.cdiv(dy.shape[1], _BLOCK_C),)
-    _return_halved[grid](
-        dy, taps, dx, rows, *size, *dy.shape[2:], dy.shape[1], *before, K=side, BLOCK_M=_BLOCK_M, BLOCK_C=_BLOCK_C
-    )
+    launch(
+        _return_halved, grid, dy, taps, dx, rows, *size, *dy.shape[2:], dy.shape[1], *before,
+        K=side, BLOCK_M=_BLOCK_M, BLOCK_C=_BLOCK_C,
+    )  # fmt: skip
     return dx
 
 
@@ -210,7 +212,8 @@ def _summed(x: Tensor, dy: Tensor, side: int, stride: int, before: Pair) -> Tens
     steps = max(1, min(_STEPS, tiles * columns // PROGRAMS))
     parts = triton.cdiv(tiles, steps)
     partial = torch.empty(parts, side * side, channels, device=x.device)
-    _sum_products[(parts * columns,)](
+    launch(
+        _sum_products, (parts * columns,),
         x, dy, partial, batch * height, *x.shape[2:], height, width, channels, *before, steps,
         K=side, S=stride, BLOCK_M=_BLOCK_M, BLOCK_C=_BLOCK_C,
     )  # fmt: skip

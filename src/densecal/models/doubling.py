@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from densecal.launching import launch
+
 NEAREST, BILINEAR, BILINEAR_CORNERS = 0, 1, 2
 _TILE = 2048
 _REACH = {NEAREST: 2, BILINEAR: 4, BILINEAR_CORNERS: 6}
@@ -125,6 +127,4 @@ def _launch(kernel: Any, a: Tensor, b: Tensor, pixels: int, height: int, width: 
     block_c = min(triton.next_power_of_2(channels), 128)
     block_m = _TILE // block_c
     grid = (triton.cdiv(pixels, block_m), triton.cdiv(channels, block_c))
-    # Triton takes the current device, whatever the tensors say
-    with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
-        kernel[grid](a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **how)
+    launch(kernel, grid, a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **how)

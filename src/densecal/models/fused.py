@@ -3,8 +3,8 @@
 A small network's step is bound by memory, and PyTorch's own kernels spend a third of it in batch normalisation. Here
 the forward pass reads its input twice and writes once, activation included, and where it does not train it reads once;
 the backward pass reads input and gradient twice and writes once. The sum that ends a block of ResNet is in its last
-normalisation. Statistics are sums of differences from the running mean, which do not cancel, added in a fixed order: a
-step is deterministic.
+normalisation. Statistics are sums of differences from a channel's first value, which hardly cancel, added in a fixed
+order: a step is deterministic.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, relu, relu6
 
+from densecal.launching import launch
 from densecal.models.trial import agree
 
 NONE, RELU, RELU6 = 0, 1, 2
@@ -47,11 +48,11 @@ def _gate(pre, gradient, ACTIVATION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _sums_forward(x, shift, partial, M, W, C, rows, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Sums of d = x - shift and of its square over some rows of x (M, W)."""
+def _sums_forward(x, partial, M, W, C, rows, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Sums of the differences d of x (M, W) from its first pixel, and of their squares, over some rows."""
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     in_w = w < W
-    s = tl.load(shift + w % C, mask=in_w, other=0.0)
+    s = tl.load(x + w % C, mask=in_w, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     square = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     first = tl.program_id(1) * rows
@@ -75,7 +76,7 @@ def _store_sums(partial, w, W, first, second):
 
 @triton.jit(do_not_specialize=_SIZES)
 def _finish_forward(
-    partial, parts, weight, bias, running_mean, running_var, tracked, saved, count, C, eps, momentum,
+    x, partial, parts, weight, bias, running_mean, running_var, tracked, saved, count, C, eps, momentum,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean, 1 / deviation, scale and offset into ``saved`` (4, C); running statistics in place.
@@ -94,10 +95,10 @@ def _finish_forward(
         square += tl.load(place + parts * C, mask=inside, other=0.0)
     d = tl.sum(total, 0) / count
     variance = tl.maximum(tl.sum(square, 0) / count - d * d, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    mean = tl.load(x + c, mask=in_c, other=0.0).to(tl.float32) + d
     old_mean = tl.load(running_mean + c, mask=in_c, other=0.0)
     old_variance = tl.load(running_var + c, mask=in_c, other=0.0)
-    mean = old_mean + d
-    tl.store(running_mean + c, old_mean + momentum * d, mask=in_c)
+    tl.store(running_mean + c, old_mean + momentum * (mean - old_mean), mask=in_c)
     unbiased = variance * (count / (count - 1.0))
     tl.store(running_var + c, old_variance + momentum * (unbiased - old_variance), mask=in_c)
     rstd = 1.0 / tl.sqrt(variance + eps)
@@ -223,12 +224,12 @@ class _NormActivation(torch.autograd.Function):
         plan = _Plan(x)
         partial = plan.partial(x)
         saved = torch.empty(4, plan.C, device=x.device)
-        plan.launch(_sums_forward, x, norm.running_mean, partial)
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            _finish_forward[(triton.cdiv(plan.C, 32),)](
-                partial, partial.shape[1], weight, bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-                saved, x.numel() // plan.C, plan.C, norm.eps, norm.momentum, BLOCK_P=256, BLOCK_C=32, num_warps=8,
-            )  # fmt: skip
+        plan.launch(_sums_forward, x, partial)
+        launch(
+            _finish_forward, (triton.cdiv(plan.C, 32),),
+            x, partial, partial.shape[1], weight, bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
+            saved, x.numel() // plan.C, plan.C, norm.eps, norm.momentum, BLOCK_P=256, BLOCK_C=32, num_warps=8,
+        )  # fmt: skip
         plan.launch(_apply_forward, x, added, saved, y, ACTIVATION=activation)
         ctx.save_for_backward(x, saved, y if added is not None else None)
         ctx.activation = activation
@@ -281,9 +282,8 @@ class _Plan:
 
     def launch(self, kernel: Any, *tensors: Tensor | None, **options: float) -> None:
         sizes = (self.M, self.W, self.C, self.rows)
-        # Triton takes the current device, whatever the tensors say
-        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-            kernel[self.grid](*tensors, *sizes, BLOCK_M=self.block_m, BLOCK_W=self.block_w, num_warps=_WARPS, **options)
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_W": self.block_w}
+        launch(kernel, self.grid, *tensors, *sizes, **blocks, num_warps=_WARPS, **options)
 
 
 def fuse_normalisation(network: nn.Module) -> None:
@@ -293,8 +293,7 @@ def fuse_normalisation(network: nn.Module) -> None:
     normalisation that does not train, other devices and precisions, and everything, with a warning, where the kernels
     do not work.
     """
-    device = next(network.parameters()).device
-    if not _running_kernel_agrees(device) or (network.training and not _training_kernels_agree(device)):
+    if not _running_kernel_agrees(next(network.parameters()).device):
         return
     for module in network.modules():
         for norm, activation in _pairs(module):
@@ -307,7 +306,7 @@ def fuse_normalisation(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) is nn.BatchNorm2d and "forward" not in vars(module) and _fits(module):
             module.forward = functools.partial(_forward, module, NONE)  # type: ignore[method-assign]
-        elif _is_bottleneck(module) and (not network.training or _sum_kernels_agree(device)):
+        elif _is_bottleneck(module):
             module.forward = functools.partial(_bottleneck, module)
 
 
@@ -342,7 +341,10 @@ def _bottleneck(block: Any, x: Tensor) -> Tensor:
     shortcut = x if block.downsample is None else block.downsample(x)
     x = block.act1(block.bn1(block.conv1(x)))
     x = block.aa(block.act2(block.bn2(block.conv2(x))))
-    return _forward(block.bn3, RELU, block.conv3(x), shortcut)
+    x = block.conv3(x)
+    if _is_fused(block.bn3, x) and _sum_kernels_agree(x.device):
+        return _fused(block.bn3, RELU, x, shortcut.to(x.dtype))
+    return block.act3(block.bn3(x) + shortcut)  # type: ignore[no-any-return]
 
 
 def _fits(norm: nn.Module) -> bool:
@@ -352,24 +354,29 @@ def _fits(norm: nn.Module) -> bool:
 def _is_fused(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     """Whether the kernels take an input; asked again of the output, which is the same in all that counts."""
     # what is wrong with an input is for PyTorch to say
-    taken = x.device.type in _DEVICES and x.dtype in _PRECISIONS and x.dim() == 4 and x.shape[1] == norm.num_features
-    return taken and x.numel() > 0 and (norm.training or not torch.is_grad_enabled())
-
-
-def _forward(norm: Any, activation: int, x: Tensor, added: Tensor | None = None) -> Tensor:
-    if not _is_fused(norm, x):
-        y: Tensor = type(norm).forward(norm, x)
-        return y if added is None else relu(y + added)
-    if added is not None:
-        added = added.to(x.dtype)
+    if x.device.type not in _DEVICES or x.dtype not in _PRECISIONS or x.dim() != 4 or x.shape[1] != norm.num_features:
+        return False
     if norm.training:
-        return _NormActivation.apply(x, norm.weight, norm.bias, added, norm, activation)  # type: ignore[no-any-return]
-    return _normalised(x, added, norm, activation)
+        return x.numel() > norm.num_features and _training_kernels_agree(x.device)
+    return x.numel() > 0 and not torch.is_grad_enabled()
+
+
+def _forward(norm: Any, activation: int, x: Tensor) -> Tensor:
+    if not _is_fused(norm, x):
+        return type(norm).forward(norm, x)  # type: ignore[no-any-return]
+    return _fused(norm, activation, x, None)
 
 
 def _unless_fused(norm: nn.BatchNorm2d, activation: Any, x: Tensor) -> Tensor:
     """What remains of an activation that the normalisation has done already."""
     return x if _is_fused(norm, x) else type(activation).forward(activation, x)
+
+
+def _fused(norm: Any, activation: int, x: Tensor, added: Tensor | None) -> Tensor:
+    """act(batch_norm(x) + added) by the kernels."""
+    if norm.training:
+        return _NormActivation.apply(x, norm.weight, norm.bias, added, norm, activation)  # type: ignore[no-any-return]
+    return _normalised(x, added, norm, activation)
 
 
 def _normalised(x: Tensor, added: Tensor | None, norm: nn.BatchNorm2d, activation: int) -> Tensor:
@@ -397,16 +404,26 @@ def _training_kernels_agree(device: torch.device) -> bool:
 
 @functools.cache
 def _sum_kernels_agree(device: torch.device) -> bool:
+    """In training and after it."""
     x, added, weight, bias = _tried(torch.bfloat16)
     norm = nn.BatchNorm2d(len(weight), device=device)
+
+    def theirs(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> Tensor:
+        return relu(batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps) + added)
+
     return agree(
-        "batch normalisation",
+        "residual sum",
         lambda x, weight, bias, added: _NormActivation.apply(x, weight, bias, added, norm, RELU),
-        lambda x, weight, bias, added: relu(
-            batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps) + added
-        ),
+        theirs,
         [x, weight, bias, added],
         x.flip(0),
+        device,
+    ) and agree(
+        "residual sum",
+        lambda x, added: _normalised(x, added, nn.BatchNorm2d(len(weight), eps=0.0, device=device), RELU),
+        lambda x, added: relu(x + added),
+        [x, added],
+        None,
         device,
     )
 

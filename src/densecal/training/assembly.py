@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -70,29 +71,60 @@ def fabric_of(config: Config) -> Fabric:
 
 def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
     """Open the data of a run and assemble it; the network is built and tried while images are packed."""
+    failed = threading.Event()
     with ThreadPoolExecutor(1) as beside:
-        building = beside.submit(_tried_network, config, fabric)
-        data = open_data(config.data, progress)
+        building = beside.submit(_tried_network, config, fabric, failed)
+        try:
+            data = open_data(config.data, progress)
+        except BaseException:
+            failed.set()
+            raise
     return assemble(config, fabric, data, building.result())
 
 
-def _tried_network(config: Config, fabric: Fabric) -> SegmentationModel:
-    network = initial_network(config, fabric.device)
-    if _has_own_kernels(config, fabric.device) and isinstance(criterion_of(network.network), PlainCriterion):
-        rehearse(network, fabric, config.data.size)
+def _tried_network(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
+    # a thread begins on the first device
+    with torch.cuda.device(fabric.device) if fabric.device.type == "cuda" else contextlib.nullcontext():
+        network = fast_network(config, fabric)
+        if _is_replayed(network, config, fabric) and not failed.is_set():
+            rehearse(network, fabric, min(2, config.optim.batch), config.data.size)
     return network
 
 
-def rehearse(network: SegmentationModel, fabric: Fabric, size: int) -> None:
-    """Take a step on two black images that leaves no trace: Triton needs seconds to translate the kernels of one."""
-    images = torch.zeros(2, 3, size, size, device=fabric.device).contiguous(memory_format=torch.channels_last)
-    with undisturbed(network, fabric.device), fabric.autocast():
+def rehearse(network: SegmentationModel, fabric: Fabric, batch: int, size: int) -> None:
+    """Take a step on black images that leaves no trace: Triton needs seconds to translate the kernels of one."""
+    images = torch.zeros(batch, 3, size, size, device=fabric.device).contiguous(memory_format=torch.channels_last)
+    # one that finds no room is none
+    with contextlib.suppress(torch.OutOfMemoryError), undisturbed(network, fabric.device), fabric.autocast():
         network(images).sum().backward()
     network.zero_grad()
 
 
+def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
+    """The initial network, with kernels of ours where its steps are replayed; launched one by one they are no gain."""
+    network = initial_network(config, fabric.device)
+    engine = config.engine
+    wanted = engine.fused and engine.channels_last and importlib.util.find_spec("triton") is not None
+    if wanted and _is_replayed(network, config, fabric):
+        from densecal.models.fused import fuse_normalisation
+
+        fuse_normalisation(network)
+        if engine.depthwise:
+            from densecal.models.depthwise import fuse_depthwise
+
+            fuse_depthwise(network)
+    return network
+
+
+def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> bool:
+    """Whether the steps of a run are replayed by CUDA graphs."""
+    plain = isinstance(criterion_of(network.network), PlainCriterion)
+    alone = fabric.world_size == 1 and config.optim.accumulate == 1
+    return fabric.device.type == "cuda" and config.engine.graphs and not config.engine.compile and alone and plain
+
+
 def initial_network(config: Config, device: torch.device) -> SegmentationModel:
-    """Build the network of a run on its device, with the fastest kernels there; its weights follow from the seed."""
+    """Build the network of a run on its device; its random weights follow from the seed alone."""
     torch.manual_seed(config.engine.seed)
     given = config.model
     try:
@@ -103,22 +135,7 @@ def initial_network(config: Config, device: torch.device) -> SegmentationModel:
         raise InputError("model", str(error), "an architecture and encoder that fit") from None
     if config.engine.channels_last:
         network = network.to(memory_format=torch.channels_last)
-    network = network.to(device)
-    if _has_own_kernels(config, device):
-        from densecal.models.fused import fuse_normalisation
-
-        fuse_normalisation(network)
-        if config.engine.depthwise:
-            from densecal.models.depthwise import fuse_depthwise
-
-            fuse_depthwise(network)
-    return network
-
-
-def _has_own_kernels(config: Config, device: torch.device) -> bool:
-    engine = config.engine
-    wanted = device.type == "cuda" and engine.fused and engine.channels_last and not engine.compile
-    return wanted and importlib.util.find_spec("triton") is not None
+    return network.to(device)
 
 
 def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:
@@ -128,13 +145,12 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         config: What to train.
         fabric: Where.
         data: On what.
-        network: Of ``initial_network``; built here unless given.
+        network: Of ``fast_network``; built here unless given.
     """
     engine, optim = config.engine, config.optim
     if optim.batch < fabric.world_size:
         raise InputError("optim.batch", f"{optim.batch} for {fabric.world_size} processes", "at least one image each")
-    on_cuda = fabric.device.type == "cuda"
-    network = network or initial_network(config, fabric.device)
+    network = network or fast_network(config, fabric)
     average = Average(network, optim.ema, optim.ema_start) if optim.ema else None
     method = create(
         config.method.name,
@@ -146,8 +162,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         **config.method_options,
     ).to(fabric.device)
     criterion = criterion_of(network.network)
-    plain = isinstance(criterion, PlainCriterion)
-    if config.method.name == "mixup" and not plain:
+    if config.method.name == "mixup" and not isinstance(criterion, PlainCriterion):
         raise InputError(
             "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another"
         )
@@ -155,7 +170,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     if engine.compile:
         # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
         network.compile(dynamic=False)
-    if on_cuda and engine.graphs and not engine.compile and fabric.world_size == 1 and optim.accumulate == 1 and plain:
+    if _is_replayed(network, config, fabric):
         replay_training(network)
     model, *ready = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, ready, strict=True))

@@ -50,8 +50,10 @@ def _recorded(network: nn.Module, eager: Forward, images: Tensor) -> Forward:
 def undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Let a network be tried, and leave its statistics and the random numbers to come as they were."""
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for name, buffer in network.named_buffers():
-            buffer.copy_(statistics[name])
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                buffer.copy_(statistics[name])
