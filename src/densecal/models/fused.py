@@ -342,7 +342,7 @@ def _bottleneck(block: Any, x: Tensor) -> Tensor:
     x = block.act1(block.bn1(block.conv1(x)))
     x = block.aa(block.act2(block.bn2(block.conv2(x))))
     x = block.conv3(x)
-    if _is_fused(block.bn3, x) and _sum_kernels_agree(x.device):
+    if _is_fused(block.bn3, x) and _sum_kernels_agree(x.device, block.bn3.training):
         return _fused(block.bn3, RELU, x, shortcut.to(x.dtype))
     return block.act3(block.bn3(x) + shortcut)  # type: ignore[no-any-return]
 
@@ -403,10 +403,18 @@ def _training_kernels_agree(device: torch.device) -> bool:
 
 
 @functools.cache
-def _sum_kernels_agree(device: torch.device) -> bool:
-    """In training and after it."""
+def _sum_kernels_agree(device: torch.device, training: bool) -> bool:
     x, added, weight, bias = _tried(torch.bfloat16)
-    norm = nn.BatchNorm2d(len(weight), device=device)
+    norm = nn.BatchNorm2d(len(weight), eps=1e-5 if training else 0.0, device=device)
+    if not training:
+        return agree(
+            "residual sum",
+            lambda x, added: _normalised(x, added, norm, RELU),
+            lambda x, added: relu(x + added),
+            [x, added],
+            None,
+            device,
+        )
 
     def theirs(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> Tensor:
         return relu(batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps) + added)
@@ -417,13 +425,6 @@ def _sum_kernels_agree(device: torch.device) -> bool:
         theirs,
         [x, weight, bias, added],
         x.flip(0),
-        device,
-    ) and agree(
-        "residual sum",
-        lambda x, added: _normalised(x, added, nn.BatchNorm2d(len(weight), eps=0.0, device=device), RELU),
-        lambda x, added: relu(x + added),
-        [x, added],
-        None,
         device,
     )
 
