@@ -238,7 +238,7 @@ def _opened(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Ima
         found = _first_line(error).split(",")[0]  # Pillow counts the pixels before it names the attack
         raise InputError(name, found, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
     except UnidentifiedImageError:
-        raise InputError(name, "not an image, whatever its name", f"one of {' '.join(IMAGE_SUFFIXES)}") from None
+        raise InputError(name, "not an image, whatever its name", f"the format of {' '.join(IMAGE_SUFFIXES)}") from None
     except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
         raise InputError(name, f"unreadable ({_first_line(error)})", "a complete image file") from None
 
