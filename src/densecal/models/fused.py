@@ -47,19 +47,33 @@ def _gate(pre, gradient, ACTIVATION: tl.constexpr):
     return gradient
 
 
+@triton.jit
+def _tile(start, w, M, W, rows, BLOCK_M: tl.constexpr):
+    """Where the columns w of some rows of a program lie in a map (M, W), and which of them are in it."""
+    m = (tl.program_id(1) * rows + start + tl.arange(0, BLOCK_M)).to(tl.int64)
+    return m[:, None] * W + w[None, :], (m < M)[:, None] & (w < W)[None, :]
+
+
+@triton.jit
+def _saved(saved, w, W, C):
+    """Mean, 1 / deviation, scale and offset of columns."""
+    place, inside = saved + w % C, w < W
+    mean = tl.load(place, mask=inside, other=0.0)
+    rstd = tl.load(place + C, mask=inside, other=0.0)
+    scale = tl.load(place + 2 * C, mask=inside, other=0.0)
+    return mean, rstd, scale, tl.load(place + 3 * C, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _sums_forward(x, partial, M, W, C, rows, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
     """Sums of the differences d of x (M, W) from its first pixel, and of their squares, over some rows."""
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    in_w = w < W
-    s = tl.load(x + w % C, mask=in_w, other=0.0).to(tl.float32)
+    s = tl.load(x + w % C, mask=w < W, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     square = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
-    first = tl.program_id(1) * rows
     for start in range(0, rows, BLOCK_M):
-        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        inside = (m < M)[:, None] & in_w[None, :]
-        v = tl.load(x + m[:, None] * W + w[None, :], mask=inside, other=0.0).to(tl.float32)
+        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
+        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         d = tl.where(inside, v - s[None, :], 0.0)
         total += d
         square += d * d
@@ -114,11 +128,8 @@ def _finish_forward(
 @triton.jit
 def _activated(x, added, scale, offset, y, M, W, rows, w, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr):
     """Write act(x * scale + offset + added) for some rows and the columns w."""
-    first = tl.program_id(1) * rows
     for start in range(0, rows, BLOCK_M):
-        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        inside = (m < M)[:, None] & (w < W)[None, :]
-        place = m[:, None] * W + w[None, :]
+        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
         v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
         if added is not None:
             v += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
@@ -134,8 +145,7 @@ def _apply_forward(
     x, added, saved, y, M, W, C, rows, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    scale = tl.load(saved + 2 * C + w % C, mask=w < W, other=0.0)
-    offset = tl.load(saved + 3 * C + w % C, mask=w < W, other=0.0)
+    _, _, scale, offset = _saved(saved, w, W, C)
     _activated(x, added, scale, offset, y, M, W, rows, w, ACTIVATION, BLOCK_M)
 
 
@@ -163,18 +173,11 @@ def _sums_backward(
     With an output y, of which x is not all that it was made of, it is the gate, and g is kept.
     """
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    c, in_w = w % C, w < W
-    mean = tl.load(saved + c, mask=in_w, other=0.0)
-    rstd = tl.load(saved + C + c, mask=in_w, other=0.0)
-    scale = tl.load(saved + 2 * C + c, mask=in_w, other=0.0)
-    offset = tl.load(saved + 3 * C + c, mask=in_w, other=0.0)
+    mean, rstd, scale, offset = _saved(saved, w, W, C)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     product = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
-    first = tl.program_id(1) * rows
     for start in range(0, rows, BLOCK_M):
-        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        inside = (m < M)[:, None] & in_w[None, :]
-        place = m[:, None] * W + w[None, :]
+        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
         v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
         if y is None:
@@ -192,19 +195,12 @@ def _apply_backward(
     x, dy, saved, sums, dx, M, W, C, rows, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    c, in_w = w % C, w < W
-    mean = tl.load(saved + c, mask=in_w, other=0.0)
-    rstd = tl.load(saved + C + c, mask=in_w, other=0.0)
-    scale = tl.load(saved + 2 * C + c, mask=in_w, other=0.0)
-    offset = tl.load(saved + 3 * C + c, mask=in_w, other=0.0)
+    mean, rstd, scale, offset = _saved(saved, w, W, C)
     count = M * (W // C)
-    mean_g = tl.load(sums + c, mask=in_w, other=0.0) / count
-    slope = tl.load(sums + C + c, mask=in_w, other=0.0) / count * rstd
-    first = tl.program_id(1) * rows
+    mean_g = tl.load(sums + w % C, mask=w < W, other=0.0) / count
+    slope = tl.load(sums + C + w % C, mask=w < W, other=0.0) / count * rstd
     for start in range(0, rows, BLOCK_M):
-        m = (first + start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        inside = (m < M)[:, None] & in_w[None, :]
-        place = m[:, None] * W + w[None, :]
+        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
         v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
         g = _gate(v * scale[None, :] + offset[None, :], g, ACTIVATION)
