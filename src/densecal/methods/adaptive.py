@@ -153,7 +153,7 @@ class Adaptive(Method, ABC):
         real = slot < self.num_samples
         self.visits *= self.visits[2] == self.epoch
         self.visits += torch.stack([(real & (gap < 0)).sum(), real.sum(), torch.zeros_like(self.visits[0])])
-        self.visits[2] = self.epoch
+        self.visits[2].fill_(self.epoch)  # to assign a number, the host would wait for the device
 
 
 def gather_processes(slot: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:

@@ -255,14 +255,14 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
     # what is wrong with an input is for conv2d to say
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and len(x):
         before, size = _geometry(conv, x.shape[2], x.shape[3])
-        side, stride, dtype = conv.kernel_size[0], conv.stride[0], _precision(conv, x)
+        side, stride, dtype = conv.kernel_size[0], conv.stride[0], computed_in(conv, x)
         if min(size) > 0 and dtype in _PRECISIONS and _kernels_agree(x.device, dtype, side, stride):
             y: Tensor = DepthwiseConvolution.apply(x.to(dtype), conv.weight, conv.bias, stride, before, size)
             return y
     return type(conv).forward(conv, x)
 
 
-def _precision(conv: nn.Conv2d, x: Tensor) -> torch.dtype | None:
+def computed_in(conv: nn.Conv2d, x: Tensor) -> torch.dtype | None:
     """What `conv2d` would compute in."""
     if x.dtype in _PRECISIONS and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)

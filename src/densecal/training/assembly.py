@@ -107,8 +107,10 @@ def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
     wanted = engine.fused and engine.channels_last and importlib.util.find_spec("triton") is not None
     if wanted and _is_replayed(network, config, fabric):
         from densecal.models.fused import fuse_normalisation
+        from densecal.models.narrow import fuse_narrow
 
         fuse_normalisation(network)
+        fuse_narrow(network)
         if engine.depthwise:
             from densecal.models.depthwise import fuse_depthwise
 

@@ -204,7 +204,8 @@ class EngineConfig(Section):
         channels_last: Memory layout; the faster one on CPU and CUDA alike.
         compile: ``torch.compile`` the network; minutes before the first step.
         graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
-        fused: Batch normalisation by densecal's own CUDA kernels, where steps are replayed.
+        fused: Batch normalisation and convolutions between few channels by densecal's own CUDA kernels, where steps
+            are replayed.
         depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is

@@ -1,0 +1,107 @@
+"""Run by test_narrow.py under Triton's interpreter: prints the largest differences from PyTorch in float64.
+
+In float16: the interpreter has no products of bfloat16 matrices.
+"""
+
+import copy
+import functools
+import json
+import sys
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from densecal.models import build, narrow
+from densecal.models.narrow import fuse_narrow
+
+LAYERS = [
+    # channels in and out, bias, shape
+    (16, 16, False, (2, 19, 21)),
+    (32, 16, False, (1, 8, 16)),
+    (16, 1, True, (2, 9, 33)),
+    (24, 7, True, (1, 3, 2)),
+    (3, 5, False, (3, 1, 1)),
+    (1, 1, False, (2, 17, 5)),
+]
+
+
+def layer(case: tuple) -> tuple[nn.Conv2d, Tensor]:
+    torch.manual_seed(0)
+    channels, out, bias, (batch, height, width) = case
+    return nn.Conv2d(channels, out, 3, padding=1, bias=bias), torch.randn(batch, channels, height, width)
+
+
+def in_half(operation, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.float16):
+        return operation(x)
+
+
+def differences(case: tuple) -> dict[str, float]:
+    """Those of a layer, from inputs, weights and gradients that float16 holds, relative to 1."""
+    conv, given = layer(case)
+    given = given.half().float()
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(parameter.half())
+    ours, theirs = copy.deepcopy(conv), conv.double()
+    fuse_narrow(ours)
+    a, b = given.clone().requires_grad_(), given.double().requires_grad_()
+    y, wanted = in_half(ours, a), theirs(b)
+    assert type(y.grad_fn).__name__ == "NarrowConvolutionBackward", y.grad_fn
+    assert y.dtype == torch.float16, y.dtype
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn(y.shape).half()
+    y.backward(gradient)
+    wanted.backward(gradient.double())
+    pairs = {"output": (y, wanted), "dx": (a.grad, b.grad), "dweight": (ours.weight.grad, conv.weight.grad)}
+    assert ours.weight.grad.dtype == torch.float32
+    if conv.bias is not None:
+        pairs["dbias"] = (ours.bias.grad, conv.bias.grad)
+    return {name: distance(*pair) for name, pair in pairs.items()}
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    return float(((ours.detach().double() - theirs.detach()).abs() / theirs.detach().abs().clamp(min=1)).max())
+
+
+def fused_convolutions() -> list[str]:
+    """The names of those of a U-Net."""
+    network = build("unet", "tf_efficientnet_lite0", None, 1)
+    fuse_narrow(network)
+    return [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d) and "forward" in vars(one)]
+
+
+def full_precision_is_left_alone() -> bool:
+    conv, x = layer(LAYERS[0])
+    wanted = conv(x)
+    fuse_narrow(conv)
+    return bool(torch.equal(conv(x), wanted))
+
+
+def warning_of_wrong_kernels() -> str:
+    """What is said where a gradient is wrong, after making sure that the layer then computes as it did before."""
+    right = narrow._summed
+    narrow._summed = lambda *given: 1.02 * right(*given)
+    agree, narrow._kernels_agree = narrow._kernels_agree, functools.cache(narrow._kernels_agree.__wrapped__)
+    conv, x = layer(LAYERS[1])
+    wanted = in_half(conv, x)
+    fuse_narrow(conv)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert torch.equal(in_half(conv, x), wanted)
+        assert torch.equal(in_half(conv, x), wanted)
+    narrow._summed, narrow._kernels_agree = right, agree
+    assert len(said) == 1, said
+    return str(said[0].message)
+
+
+if __name__ == "__main__":
+    narrow._DEVICES = ("cpu",)
+    found = {"layers": [differences(case) for case in LAYERS]}
+    narrow._PROGRAMS = 5  # so that a program sums over several tiles, and the last one over fewer
+    found["layers"].append(differences((16, 4, False, (3, 15, 18))))
+    found["warning"] = warning_of_wrong_kernels()
+    found["convolutions"] = fused_convolutions()
+    found["full precision"] = full_precision_is_left_alone()
+    json.dump(found, sys.stdout)
