@@ -6,8 +6,10 @@ In float16: the interpreter has no products of bfloat16 matrices.
 import copy
 import functools
 import json
+import pickle
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -79,21 +81,51 @@ def full_precision_is_left_alone() -> bool:
     return bool(torch.equal(conv(x), wanted))
 
 
-def warning_of_wrong_kernels() -> str:
-    """What is said where a gradient is wrong, after making sure that the layer then computes as it did before."""
-    right = narrow._summed
-    narrow._summed = lambda *given: 1.02 * right(*given)
+def warning_of(part: str, wrong: Callable[..., Callable[..., Tensor]], case: tuple) -> str:
+    """What is said where a part is wrong, after making sure that the layer then computes as it did before."""
+    right = getattr(narrow, part)
+    setattr(narrow, part, wrong(right))
     agree, narrow._kernels_agree = narrow._kernels_agree, functools.cache(narrow._kernels_agree.__wrapped__)
-    conv, x = layer(LAYERS[1])
+    conv, x = layer(case)
     wanted = in_half(conv, x)
     fuse_narrow(conv)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert torch.equal(in_half(conv, x), wanted)
         assert torch.equal(in_half(conv, x), wanted)
-    narrow._summed, narrow._kernels_agree = right, agree
+    setattr(narrow, part, right)
+    narrow._kernels_agree = agree
     assert len(said) == 1, said
     return str(said[0].message)
+
+
+def warnings_of_wrong_kernels() -> list[str]:
+    def larger(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given, **how: 1.02 * right(*given, **how)
+
+    def without_bias(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, taps, bias, back: right(x, taps, None, back)
+
+    def of_first_tile(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, dy: right(x[..., :8, :16].contiguous(), dy[..., :8, :16].contiguous())
+
+    cases = [
+        ("_summed", larger, 1),
+        ("_convolved", larger, 1),
+        ("_convolved", without_bias, 2),
+        ("_summed", of_first_tile, 0),
+    ]
+    return [warning_of(part, wrong, LAYERS[i]) for part, wrong, i in cases]
+
+
+def a_copy_has_weights_of_its_own() -> bool:
+    conv, x = layer(LAYERS[0])
+    fuse_narrow(conv)
+    for copied in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        with torch.no_grad():
+            copied.weight.zero_()
+        assert not in_half(copied, x).any()
+    return bool(in_half(conv, x).any())
 
 
 if __name__ == "__main__":
@@ -101,7 +133,8 @@ if __name__ == "__main__":
     found = {"layers": [differences(case) for case in LAYERS]}
     narrow._PROGRAMS = 5  # so that a program sums over several tiles, and the last one over fewer
     found["layers"].append(differences((16, 4, False, (3, 15, 18))))
-    found["warning"] = warning_of_wrong_kernels()
+    found["warnings"] = warnings_of_wrong_kernels()
+    found["copy"] = a_copy_has_weights_of_its_own()
     found["convolutions"] = fused_convolutions()
     found["full precision"] = full_precision_is_left_alone()
     json.dump(found, sys.stdout)

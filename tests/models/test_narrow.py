@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 
 from densecal.models import narrow
@@ -34,7 +35,11 @@ def test_full_precision_is_left_alone(found):
 
 
 def test_wrong_kernels_are_not_used(found):
-    assert found["warning"] == "narrow convolution kernels disagree with PyTorch on cpu: PyTorch's are used"
+    assert found["warnings"] == ["narrow convolution kernels disagree with PyTorch on cpu: PyTorch's are used"] * 4
+
+
+def test_a_copy_has_weights_of_its_own(found):
+    assert found["copy"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,7 @@ def test_wrong_kernels_are_not_used(found):
         nn.Conv2d(6, 6, 3, padding="same"),
         nn.Conv2d(6, 6, 3, padding=1, padding_mode="reflect"),
         nn.ConvTranspose2d(6, 6, 3, padding=1),
+        Conv2dSame(6, 6, 3, padding=1),
     ],
     ids=str,
 )
@@ -67,9 +73,19 @@ def test_on_a_cpu_nothing_changes():
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(fused(x), conv(x))
-    assert torch.equal(fused(x[0]), conv(x[0]))
-    with pytest.raises(RuntimeError, match="channels"):
-        fused(x[:, :4])
+
+
+def test_what_the_kernels_do_not_take_is_for_pytorch(monkeypatch):
+    monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
+    conv = nn.Conv2d(6, 4, 3, padding=1)
+    fused = copy.deepcopy(conv)
+    fuse_narrow(fused)
+    x = torch.randn(2, 6, 7, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fused(x[0]), conv(x[0]))
+        assert fused(x[:0]).shape == (0, 4, 7, 8)
+        with pytest.raises(RuntimeError, match="channels"):
+            fused(x[:, :4])
 
 
 def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):

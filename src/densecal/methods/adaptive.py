@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from densecal.methods.base import Method, check_choice
+from densecal.methods.base import Method, check_choice, on_device
 from densecal.methods.losses import class_gap, image_gap
 
 # A schedule names two options: how many epochs no value moves, and which accuracy counts afterwards.
@@ -142,7 +142,7 @@ class Adaptive(Method, ABC):
         return found
 
     def _slot(self, index: Tensor) -> Tensor:
-        index = index.to(self.values.device)
+        index = on_device(index, self.values.device)
         # one past the last image is out of bounds, not the slot of padding
         return torch.where(index < 0, self.num_samples, index + (index >= self.num_samples))
 

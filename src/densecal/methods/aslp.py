@@ -27,7 +27,7 @@ from torch import Tensor
 from densecal.labels import half_scale, max_alpha, technique_strength
 from densecal.methods.adaptive import Adaptive
 from densecal.methods.band import check_band
-from densecal.methods.base import check_choice
+from densecal.methods.base import check_choice, on_device
 from densecal.methods.losses import SmoothedLabels, class_gap, image_gap
 from densecal.methods.registry import register
 from densecal.methods.slp import check_technique, sample_targets
@@ -123,7 +123,7 @@ class _Stochastic(Adaptive):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of image i with probability alpha_i."""
         super().prepare(images, masks, index)
-        index = index.to(self.values.device)
+        index = on_device(index, self.values.device)
         alpha = self.current(index)
         return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound, self.band)
 

@@ -123,6 +123,11 @@ class Method(nn.Module):
         return torch.where(masks == self.ignore_index, masks, targets)
 
 
+def on_device(index: Tensor, device: torch.device) -> Tensor:
+    """Return indices where they are needed; on their way to a GPU the host does not wait for it."""
+    return index.to(device, non_blocking=device.type == "cuda")
+
+
 def check_choice(option: str, found: str, expected: Iterable[str]) -> None:
     """Raise ValueError where an option is none of the values it may take."""
     if found not in expected:

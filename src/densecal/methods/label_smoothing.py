@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from densecal.labels import check_smoothing
-from densecal.methods.base import Method
+from densecal.methods.base import Method, on_device
 from densecal.methods.losses import SmoothedLabels
 from densecal.methods.registry import register
 
@@ -30,4 +30,4 @@ class LabelSmoothing(Method):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Smooth the labels, less those of images with a negative index, which are nobody's."""
         super().prepare(images, masks, index)
-        return images, self.perturbed(masks, self.strength * (index.to(masks.device) >= 0))
+        return images, self.perturbed(masks, self.strength * (on_device(index, masks.device) >= 0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from densecal.methods.base import Method
+from densecal.methods.base import Method, on_device
 from densecal.methods.losses import pixel_shares
 from densecal.methods.penalties import check_positive
 from densecal.methods.registry import register
@@ -77,7 +77,7 @@ class Mixup(Method):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | MixedLabels]:
         """Blend every image and mask with the next of the batch."""
         super().prepare(images, masks, index)
-        index = index.to(images.device)
+        index = on_device(index, images.device)
         lam = symmetric_beta(self.uniform(index, LAM_STREAM, 2), self.concentration)
         j = next_real(index)
         other = masks[j]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from densecal.labels import check_alpha, check_noise_bound, moderation_noise, technique_strength
 from densecal.methods.band import boundary_band, check_band
-from densecal.methods.base import Method
+from densecal.methods.base import Method, on_device
 from densecal.methods.losses import SmoothedLabels
 from densecal.methods.registry import register
 
@@ -83,5 +83,5 @@ class SLP(Method):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of a random few images."""
         super().prepare(images, masks, index)
-        index = index.to(masks.device)
+        index = on_device(index, masks.device)
         return images, sample_targets(self, masks, index, self.probability, self.technique, self.noise_bound, self.band)

@@ -8,8 +8,7 @@ neighbouring pixels from the same loaded ones; sums are float32 and added in a f
 from __future__ import annotations
 
 import functools
-import types
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import triton
@@ -236,10 +235,10 @@ def fuse_depthwise(network: nn.Module) -> None:
     """
     for module in network.modules():
         if _fits(module):
-            module.forward = types.MethodType(_forward, module)
+            module.forward = functools.partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _fits(conv: nn.Module) -> bool:
+def _fits(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
     if not isinstance(conv, nn.Conv2d) or not (type(conv) is nn.Conv2d or _pads_to_same(conv)):
         return False
     alone = 1 < conv.groups == conv.in_channels == conv.out_channels
