@@ -217,7 +217,7 @@ def _sent(arrays: list[NDArray[np.uint8]], device: torch.device, copying: torch.
     if copying is None:
         return torch.from_numpy(np.stack(arrays)).to(device)
     # from pageable memory the copy would wait for the kernels, and they for the copy
-    dtype = torch.from_numpy(arrays[0]).dtype
+    dtype = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
     pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=dtype, pin_memory=True)
     np.stack(arrays, out=pinned.numpy())
     with torch.cuda.device(device), torch.cuda.stream(copying):  # a thread begins on the first device
