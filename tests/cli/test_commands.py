@@ -44,6 +44,25 @@ def test_mistakes_are_told_before_heavy_imports(arguments, heavy):
     assert done.stdout == "2 False\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("yaml", ["train", "demo", "--out", "x"]),
+        ("pydantic", ["demo", "--out", "x"]),
+        ("safetensors", ["predict", "run", "photos", "--out", "x"]),
+        ("lightning_fabric", ["train", "demo", "--out", "x"]),
+    ],
+)
+def test_without_the_packages_of_training_one_line_says_so(missing, arguments, tmp_path):
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['densecal', *{arguments!r}]\n"
+        "from densecal import cli\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"densecal: {missing}: not installed; expected pip install 'densecal[train]'\n"
+
+
 def test_torchmetrics_does_not_hold_training_up_and_is_there_afterwards():
     code = (
         "import sys\nfrom densecal.cli.common import import_fabric\n"

@@ -98,3 +98,18 @@ def test_validation_images_may_be_a_set_of_their_own(tmp_path, monkeypatch):
     assert (first.names, second.names) == (["x"], ["x", "y"])
     with pytest.raises(InputError, match="does not exist"):
         open_parts(DataConfig(images=str(archive), validation=str(tmp_path / "nowhere.zip")))
+
+
+def test_other_masks_of_the_same_images_are_packed_beside_them(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images, masks = samples.folders(tmp_path, ["a", "b", "c"])
+    other = tmp_path / "other"
+    for name in "abc":
+        samples.save(255 - samples.mask(0), other / f"{name}.png")
+    found = []
+    for folder in (masks, other, masks):
+        config = DataConfig(images=str(images), masks=str(folder), validation=1, size=16, workers=1)
+        found.append(open_data(config).train.batch(np.arange(2))[1])
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+    assert not caplog.records  # that a cache is rebuilt

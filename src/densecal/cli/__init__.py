@@ -13,6 +13,11 @@ __all__ = [
     "training",
 ]  # fmt: skip
 
+_OF_TRAINING = {
+    "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torchvision", "yaml",
+}  # fmt: skip
+"""Modules of the extra ``train``; without it everything but training and trained models works."""
+
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit code 2.
@@ -23,6 +28,11 @@ def main() -> None:
         app()
     except InputError as error:
         print(f"densecal: {error}".replace("\n", " "), file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _OF_TRAINING:
+            raise
+        print(f"densecal: {error.name}: not installed; expected pip install 'densecal[train]'", file=sys.stderr)
         sys.exit(2)
     except Preempted as stopped:
         print(f"densecal: {stopped}", file=sys.stderr)

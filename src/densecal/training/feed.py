@@ -251,7 +251,8 @@ def _cache_folder(config: DataConfig, part: Part) -> Path:
     """A folder of the user's cache that depends on what is packed and how."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "densecal" / "packed"
     digest = hashlib.sha256()
-    for text in (*(str(Path(path).resolve()) for path in part.paths), *part.names, f"{config.size} {config.classes}"):
+    paths = [*part.paths, *([config.masks] if config.masks else [])]
+    for text in (*(str(Path(path).resolve()) for path in paths), *part.names, f"{config.size} {config.classes}"):
         digest.update(text.encode("utf-8", "surrogateescape") + b"\n")
     return base / digest.hexdigest()[:24]
 
