@@ -55,10 +55,17 @@ def differences(case: tuple, precision: torch.dtype | None = None) -> dict[str, 
     wanted = theirs(b)
     y.backward(gradient.to(y.dtype))
     wanted.backward(gradient.double())
-    pairs = {"output": (y, wanted), "dx": (a.grad, b.grad), "dweight": (ours.weight.grad, conv.weight.grad)}
+    return distances(ours, theirs, (y, wanted), (a, b))
+
+
+def distances(
+    ours: nn.Conv2d, theirs: nn.Conv2d, outputs: tuple[Tensor, Tensor], inputs: tuple[Tensor, Tensor]
+) -> dict[str, float]:
+    """Those of two layers after their backward passes."""
+    pairs = {"output": outputs, "dx": (inputs[0].grad, inputs[1].grad)}
+    for name, parameter in theirs.named_parameters():
+        pairs[f"d{name}"] = (getattr(ours, name).grad, parameter.grad)
     assert ours.weight.grad.dtype == torch.float32
-    if conv.bias is not None:
-        pairs["dbias"] = (ours.bias.grad, conv.bias.grad)
     return {name: distance(*pair) for name, pair in pairs.items()}
 
 

@@ -8,7 +8,7 @@ neighbouring pixels from the same loaded ones; sums are float32 and added in a f
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import triton
@@ -19,11 +19,11 @@ from torch.nn.functional import conv2d
 
 from densecal.launching import launch
 from densecal.models.fused import PROGRAMS
+from densecal.models.replacing import PRECISIONS, computed_in, replace_forward
 from densecal.models.trial import agree
 
 Pair = tuple[int, int]
 _DEVICES = ("cuda",)
-_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _BLOCK_M = 32
 """Quads or squares of pixels of a tile; eight values for each of 128 threads, which is one load of bfloat16."""
 _BLOCK_C = 32
@@ -229,16 +229,11 @@ def _tiles(rows: int, across: int, wide: int) -> int:
 
 
 def fuse_depthwise(network: nn.Module) -> None:
-    """Let the depth-wise convolutions of a network on CUDA use the kernels of this file.
-
-    Weights and their names stay as they are.
-    """
-    for module in network.modules():
-        if _fits(module):
-            module.forward = functools.partial(_forward, module)  # type: ignore[method-assign]
+    """Let the depth-wise convolutions of a network on CUDA use the kernels of this file."""
+    replace_forward(network, _fits, _forward)
 
 
-def _fits(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+def _fits(conv: nn.Module) -> bool:
     if not isinstance(conv, nn.Conv2d) or not (type(conv) is nn.Conv2d or _pads_to_same(conv)):
         return False
     alone = 1 < conv.groups == conv.in_channels == conv.out_channels
@@ -255,17 +250,10 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and len(x):
         before, size = _geometry(conv, x.shape[2], x.shape[3])
         side, stride, dtype = conv.kernel_size[0], conv.stride[0], computed_in(conv, x)
-        if min(size) > 0 and dtype in _PRECISIONS and _kernels_agree(x.device, dtype, side, stride):
+        if min(size) > 0 and dtype in PRECISIONS and _kernels_agree(x.device, dtype, side, stride):
             y: Tensor = DepthwiseConvolution.apply(x.to(dtype), conv.weight, conv.bias, stride, before, size)
             return y
     return type(conv).forward(conv, x)
-
-
-def computed_in(conv: nn.Conv2d, x: Tensor) -> torch.dtype | None:
-    """What `conv2d` would compute in."""
-    if x.dtype in _PRECISIONS and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype if x.dtype == conv.weight.dtype else None
 
 
 def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:

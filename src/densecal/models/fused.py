@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, relu, relu6
 
 from densecal.launching import launch
+from densecal.models.replacing import PRECISIONS
 from densecal.models.trial import agree
 
 NONE, RELU, RELU6 = 0, 1, 2
 _ACTIVATIONS = {nn.Identity: NONE, nn.ReLU: RELU, nn.ReLU6: RELU6}
 _DEVICES = ("cuda",)
-_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 2048
 _WIDTH = 64
 """Columns of a tile: 128 bytes of bfloat16."""
@@ -350,7 +350,7 @@ def _fits(norm: nn.Module) -> bool:
 def _is_fused(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     """Whether the kernels take an input; asked again of the output, which is the same in all that counts."""
     # what is wrong with an input is for PyTorch to say
-    if x.device.type not in _DEVICES or x.dtype not in _PRECISIONS or x.dim() != 4 or x.shape[1] != norm.num_features:
+    if x.device.type not in _DEVICES or x.dtype not in PRECISIONS or x.dim() != 4 or x.shape[1] != norm.num_features:
         return False
     if norm.training:
         return x.numel() > norm.num_features and _training_kernels_agree(x.device)

@@ -8,7 +8,7 @@ nine taps read is in its cache; sums are float32 and added in a fixed order: a s
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from densecal.launching import launch
-from densecal.models.depthwise import computed_in
+from densecal.models.replacing import computed_in, replace_forward
 from densecal.models.trial import agree
 
 _DEVICES = ("cuda",)
@@ -174,16 +174,11 @@ def _tiles(x: Tensor) -> int:
 
 
 def fuse_narrow(network: nn.Module) -> None:
-    """Let the convolutions of a network between few channels use the kernels of this file in half precision.
-
-    Weights and their names stay as they are.
-    """
-    for module in network.modules():
-        if _fits(module):
-            module.forward = functools.partial(_forward, module)  # type: ignore[method-assign]
+    """Let the convolutions of a network between few channels use the kernels of this file in half precision."""
+    replace_forward(network, _fits, _forward)
 
 
-def _fits(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+def _fits(conv: nn.Module) -> bool:
     if type(conv) is not nn.Conv2d or conv.groups > 1 or conv.padding_mode != "zeros":
         return False
     shaped = conv.kernel_size == (3, 3) and conv.stride == conv.dilation == conv.padding == (1, 1)
