@@ -29,7 +29,9 @@ from densecal.sharding import ALONE, Processes
 from densecal.tiling import Tiling
 from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
+from densecal.training.criterion import is_plain
 from densecal.training.feed import prefetched
+from densecal.training.graphs import replay_inference
 
 LARGE_PIXELS = 1 << 24
 """Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
@@ -149,7 +151,10 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
     calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
-    return Predictor(prepared(model, where), config, where, None if calibrator is None else calibrator.to(where))
+    model = prepared(model, where)
+    if where.type == "cuda" and config.engine.graphs and is_plain(model.network):
+        replay_inference(model)
+    return Predictor(model, config, where, None if calibrator is None else calibrator.to(where))
 
 
 def prepared(model: Model, device: torch.device) -> Model:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -217,6 +218,8 @@ def _start_worker(task: bytes) -> None:
     _task = pickle.loads(task)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
     end_with_parent()
+    if sys.platform != "win32":
+        os.nice(5)  # the caller may have work of its own meanwhile, such as building a network, on as many cores
 
 
 def _run(start: int) -> list[Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,9 +20,9 @@ from densecal.methods import Method, create
 from densecal.models import SegmentationModel, build
 from densecal.training.averaging import Average
 from densecal.training.config import Config
-from densecal.training.criterion import Criterion, PlainCriterion, criterion_of
+from densecal.training.criterion import Criterion, criterion_of, is_plain
 from densecal.training.feed import Data, Progress, open_data
-from densecal.training.graphs import replay_training, undisturbed
+from densecal.training.graphs import replay_inference, replay_training, undisturbed
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Place
 
@@ -72,7 +74,7 @@ def fabric_of(config: Config) -> Fabric:
 def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
     """Open the data of a run and assemble it; the network is built and tried while images are packed."""
     failed = threading.Event()
-    with ThreadPoolExecutor(1) as beside:
+    with _short_turns(), ThreadPoolExecutor(1) as beside:
         building = beside.submit(_tried_network, config, fabric, failed)
         try:
             data = open_data(config.data, progress)
@@ -80,6 +82,21 @@ def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -
             failed.set()
             raise
     return assemble(config, fabric, data, building.result())
+
+
+@contextlib.contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let threads take turns ten times as often as usual.
+
+    Packing wakes up many times for every piece of work that it hands out, and each time would wait 5 ms for a thread
+    that translates kernels.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _tried_network(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
@@ -120,9 +137,9 @@ def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
 
 def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> bool:
     """Whether the steps of a run are replayed by CUDA graphs."""
-    plain = isinstance(criterion_of(network.network), PlainCriterion)
     alone = fabric.world_size == 1 and config.optim.accumulate == 1
-    return fabric.device.type == "cuda" and config.engine.graphs and not config.engine.compile and alone and plain
+    wanted = fabric.device.type == "cuda" and config.engine.graphs and not config.engine.compile
+    return wanted and alone and is_plain(network.network)
 
 
 def initial_network(config: Config, device: torch.device) -> SegmentationModel:
@@ -164,7 +181,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         **config.method_options,
     ).to(fabric.device)
     criterion = criterion_of(network.network)
-    if config.method.name == "mixup" and not isinstance(criterion, PlainCriterion):
+    if config.method.name == "mixup" and not is_plain(network.network):
         raise InputError(
             "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another"
         )
@@ -173,6 +190,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
         network.compile(dynamic=False)
     if _is_replayed(network, config, fabric):
+        replay_inference(network if average is None else average.network)
         replay_training(network)
     model, *ready = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, ready, strict=True))

@@ -203,7 +203,8 @@ class EngineConfig(Section):
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
         channels_last: Memory layout; the faster one on CPU and CUDA alike.
         compile: ``torch.compile`` the network; minutes before the first step.
-        graphs: Replay steps as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``.
+        graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``,
+            and the predictions of the trained model.
         fused: Batch normalisation and convolutions between few channels by densecal's own CUDA kernels, where steps
             are replayed.
         depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``.

@@ -64,3 +64,8 @@ def criterion_of(network: nn.Module) -> Criterion:
     bring = getattr(network, "criterion", None)
     criterion: Criterion = PlainCriterion() if bring is None else bring()
     return criterion
+
+
+def is_plain(network: nn.Module) -> bool:
+    """Whether a network has one head and nothing of its own in a step, so that CUDA graphs can replay it."""
+    return isinstance(criterion_of(network), PlainCriterion)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Forward = Callable[[Tensor], Tensor]
 
+EAGER_BATCHES = 2
+"""Predictions of a shape before it is recorded: they have its kernels chosen and translated, which no graph can."""
+
 
 def replay_training(network: nn.Module) -> None:
     """Let a network on a CUDA device replay its training steps.
 
     A small network spends most of a step waiting for Python to launch its kernels; a graph launches them all at once.
-    Evaluation stays as it is. Gradients live in fixed memory that the next replay overwrites, so they must not be
+    Prediction stays as it is. Gradients live in fixed memory that the next replay overwrites, so they must not be
     accumulated over several batches.
     """
     eager: Forward = network.forward
@@ -32,18 +38,82 @@ def replay_training(network: nn.Module) -> None:
     network.forward = forward
 
 
+def replay_inference(network: nn.Module) -> None:
+    """Let a network on a CUDA device replay its predictions, wherever no gradient is recorded.
+
+    A network that also replays its training gets this first. A recording keeps the memory of a forward pass, so
+    nothing is recorded where less than half of the device's is free.
+    """
+    network.forward = _Replayed(network)
+
+
+class _Replayed:
+    """The forward pass of a network, with its recordings; a copy of the network makes its own."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._eager: Callable[..., Tensor] = network.forward
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen: Counter[Any] = Counter()
+        self._recorded: dict[Any, Forward] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_network": self._network, "_eager": self._eager}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, images: Tensor, **given: Any) -> Tensor:
+        if given or self._network.training or torch.is_grad_enabled():
+            return self._eager(images, **given)
+        precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        stream = torch.cuda.current_stream(images.device)  # a graph that ran on two at once would meet itself
+        key = images.shape, images.stride(), images.dtype, precision, stream
+        with self._lock:
+            if key not in self._recorded:
+                self._seen[key] += 1
+                free, total = torch.cuda.mem_get_info(images.device)
+                if self._seen[key] <= EAGER_BATCHES or free < total // 2:
+                    return self._eager(images)
+                self._recorded[key] = _Recording(self._eager, images)
+            return self._recorded[key](images)
+
+
+class _Recording:
+    """A forward pass on images of one shape as a graph, which reads and writes fixed memory."""
+
+    def __init__(self, eager: Forward, images: Tensor) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), torch.cuda.device(images.device):
+            self._images = torch.empty_like(images)  # with its strides
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            # other threads may go on copying batches meanwhile
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self._logits = eager(self._images)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self._images.copy_(images)
+        self._graph.replay()
+        return self._logits.clone()
+
+
 def _recorded(network: nn.Module, eager: Forward, images: Tensor) -> Forward:
     """The network's forward pass on images of one shape as a graph that leaves no trace of its warm-up."""
     network.forward = eager
-    precision = torch.get_autocast_dtype("cuda")
-    with (
-        undisturbed(network, images.device),
-        # a graph may not read weights that were cast outside of it
-        torch.autocast("cuda", precision, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False),
-    ):
+    with undisturbed(network, images.device), _uncached_autocast():
         torch.cuda.make_graphed_callables(network, (images.detach().clone(),))
     graphed: Forward = network.forward
     return graphed
+
+
+def _uncached_autocast() -> torch.autocast:
+    """Autocast as it is, but for its memory of weights: a graph may not read any that were cast outside of it."""
+    precision, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+    return torch.autocast("cuda", precision, enabled=enabled, cache_enabled=False)
 
 
 @contextlib.contextmanager
