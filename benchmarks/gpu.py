@@ -4,7 +4,8 @@
     python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that its time goes to
 
 Synthetic images, held on the device as training does it; the whole step counts: augmentation, method, optimizer.
-`--set engine.depthwise=false` and the like change the training entries. `--tiny` runs on small images anywhere.
+`--set engine.depthwise=false` and the like change the training entries, `engine.graphs=false` all of them. `--tiny`
+runs on small images anywhere.
 """
 
 import argparse
@@ -109,7 +110,7 @@ class Bench:
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
         network = prepared(build("unet", "tf_efficientnet_lite2", None, 1), self.device)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and load_config("demo", self.overrides).engine.graphs:
             replay_inference(network)
 
         @torch.inference_mode()

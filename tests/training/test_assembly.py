@@ -87,3 +87,15 @@ def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_
     monkeypatch.setattr(assembly, "open_data", missing)
     with pytest.raises(InputError, match="data: "):
         open_run(config, fabric_of(config))
+
+
+@pytest.mark.parametrize("ema", [0, 0.9])
+def test_predictions_are_replayed_by_the_network_that_is_validated_and_before_its_training_is(monkeypatch, ema):
+    replayed = []
+    monkeypatch.setattr(assembly, "_is_replayed", lambda *_: True)
+    for kind in ("inference", "training"):
+        monkeypatch.setattr(assembly, f"replay_{kind}", lambda network, kind=kind: replayed.append((kind, network)))
+    config = small_config(f"optim.ema={ema}", "engine.fused=false")
+    run = assemble(config, fabric_of(config), open_data(config.data))
+    assert replayed == [("inference", run.kept_network), ("training", run.network)]
+    assert (run.kept_network is run.network) == (ema == 0)

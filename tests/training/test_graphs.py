@@ -3,15 +3,18 @@
 import contextlib
 import copy
 import pickle
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from densecal.ensembles import mc_dropout
 from densecal.training import graphs
-from densecal.training.graphs import EAGER_BATCHES, replay_inference
+from densecal.training.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
 
 
 class PlayedGraph:
@@ -53,18 +56,19 @@ def play(graph, stream, capture_error_mode):
 @pytest.fixture
 def network(monkeypatch):
     """A small network that replays its predictions."""
-    free = types.SimpleNamespace(share=0.9)
+    device = types.SimpleNamespace(free=0.9, stream=0)
+    monkeypatch.setattr(graphs, "_DEVICES", ("cpu",))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PlayedGraph)
     monkeypatch.setattr(torch.cuda, "graph", play)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free.share * 1000), 1000))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.stream)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(device.free * 1000), 1000))
     PlayedGraph.made = 0
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, 3, bias=False), nn.Hardtanh(0, 6), nn.Conv2d(4, 1, 1, bias=False)
     network = nn.Sequential(*layers).eval()
-    network.free = free
+    network.device = device
     replay_inference(network)
     return network
 
@@ -106,14 +110,121 @@ def test_weights_that_have_changed_are_seen(network):
     assert not torch.allclose(before, after)
 
 
-def test_shapes_layouts_and_precisions_have_recordings_of_their_own(network):
+def use(network, images):
+    """Predict until it is recorded, and once more."""
+    for _ in range(EAGER_BATCHES + 2):
+        torch.testing.assert_close(network(images), plain(network, images))
+
+
+@torch.no_grad()
+def test_shapes_and_layouts_have_recordings_of_their_own(network):
     images = torch.rand(2, 3, 8, 8)
     kinds = [images, images[:1], images.contiguous(memory_format=torch.channels_last)]
-    with torch.no_grad():
-        for _ in range(EAGER_BATCHES + 2):
-            for kind in kinds:
-                torch.testing.assert_close(network(kind), plain(network, kind))
+    for kind in kinds:
+        use(network, kind)
     assert PlayedGraph.made == len(kinds)
+
+
+@torch.no_grad()
+def test_precisions_and_streams_have_recordings_of_their_own(network, monkeypatch):
+    images = torch.rand(2, 3, 8, 8)
+    use(network, images)
+    network.device.stream = 1
+    use(network, images)
+    assert PlayedGraph.made == 2
+    use(network.double(), images.double())
+    assert PlayedGraph.made == 3
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
+    monkeypatch.setattr(graphs, "_uncached_autocast", contextlib.nullcontext)
+    use(network, images.double())
+    assert PlayedGraph.made == 4
+
+
+@torch.no_grad()
+def test_there_are_a_few_recordings_at_most(network):
+    for side in range(5, 5 + 2 * MAX_RECORDINGS):
+        use(network, torch.rand(1, 3, side, 8))
+    assert PlayedGraph.made == MAX_RECORDINGS
+
+
+@torch.no_grad()
+def test_a_network_that_has_left_the_device_computes_as_before(network, monkeypatch):
+    monkeypatch.setattr(graphs, "_DEVICES", ("cuda",))
+    use(network, torch.rand(2, 3, 8, 8))
+    assert PlayedGraph.made == 0
+
+
+@torch.no_grad()
+def test_what_cannot_be_recorded_is_told_once_and_computed_as_before(network, monkeypatch):
+    @contextlib.contextmanager
+    def failing(*_, **__):
+        PlayedGraph.made += 1
+        yield
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    images = torch.rand(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match="not replayed by a CUDA graph: no room"):
+        use(network, images)
+    use(network, images)
+    assert PlayedGraph.made == 2, "the graph, and the one time that it was tried"
+
+
+class Keeping(nn.Module):
+    """Keeps a product of its weights from one prediction to the next, as attention layers of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.kept = None
+
+    def train(self, mode=True):
+        self.kept = None
+        return super().train(mode)
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = 2 * self.weight
+        return x + self.kept
+
+
+@torch.no_grad()
+def test_what_layers_keep_of_their_weights_is_computed_anew(network):
+    network.add_module("keeping", Keeping())
+    network.eval()
+    images = torch.rand(2, 3, 8, 8)
+    use(network, images)
+    for _ in range(2):
+        network.train()
+        network.keeping.weight += 1
+        network.eval()
+        found = network(images)
+        network.eval()
+        torch.testing.assert_close(found, plain(network, images))
+    assert PlayedGraph.made == 1
+
+
+def test_threads_do_not_get_one_another_s_predictions(network, monkeypatch):
+    images = [torch.rand(2, 3, 8, 8) for _ in range(2)]
+    expected = [plain(network, one) for one in images]
+    with torch.no_grad():
+        use(network, images[0])
+    replay = PlayedGraph.replay
+
+    def slow(graph):
+        time.sleep(0.02)
+        replay(graph)
+
+    monkeypatch.setattr(PlayedGraph, "replay", slow)
+
+    def predict(i):
+        with torch.no_grad():
+            return [network(images[i]) for _ in range(4)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for i, found in enumerate(threads.map(predict, range(2))):
+            for one in found:
+                torch.testing.assert_close(one, expected[i])
 
 
 def test_a_shape_that_comes_seldom_is_not_recorded(network):
@@ -124,7 +235,7 @@ def test_a_shape_that_comes_seldom_is_not_recorded(network):
 
 
 def test_nothing_is_recorded_where_memory_is_short(network):
-    network.free.share = 0.4
+    network.device.free = 0.4
     images = torch.rand(2, 3, 8, 8)
     with torch.no_grad():
         for _ in range(EAGER_BATCHES + 2):
@@ -142,6 +253,23 @@ def test_gradients_and_training_go_their_own_way(network):
         for _ in range(EAGER_BATCHES + 2):
             network(images)
     assert PlayedGraph.made == 0
+
+
+def test_dropout_that_is_turned_on_draws_anew(network):
+    network.add_module("dropout", nn.Dropout(0.5).eval())
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 1):
+            network(images)
+        mean = mc_dropout(network, samples=1)
+        drawn = mean(images)
+        assert torch.equal(mean(images), drawn), "the seed is that of the draws"
+        network.dropout.train()
+        assert not torch.equal(network(images), network(images))
+        network.dropout.eval()
+        torch.testing.assert_close(network(images), plain(network, images))
+    assert PlayedGraph.made == 1
+    assert (drawn == 0).any()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])

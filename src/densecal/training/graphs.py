@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,12 @@ Forward = Callable[[Tensor], Tensor]
 
 EAGER_BATCHES = 2
 """Predictions of a shape before it is recorded: they have its kernels chosen and translated, which no graph can."""
+MAX_RECORDINGS = 4
+"""A data set needs two, for its batches and for the last of them; tiles of small images would need dozens."""
+
+_DEVICES = ("cuda",)
+_ONE_AT_A_TIME = threading.Lock()
+"""A process may record one graph at a time."""
 
 
 def replay_training(network: nn.Module) -> None:
@@ -41,8 +48,9 @@ def replay_training(network: nn.Module) -> None:
 def replay_inference(network: nn.Module) -> None:
     """Let a network on a CUDA device replay its predictions, wherever no gradient is recorded.
 
-    A network that also replays its training gets this first. A recording keeps the memory of a forward pass, so
-    nothing is recorded where less than half of the device's is free.
+    A network that also replays its training gets this first. Weights may change later, in place; layers and hooks may
+    not. A recording keeps the memory of a forward pass, so there are a few of them at most, and none where less than
+    half of the device's memory is free, not counting what PyTorch holds in reserve.
     """
     network.forward = _Replayed(network)
 
@@ -52,7 +60,7 @@ class _Replayed:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._eager: Callable[..., Tensor] = network.forward
+        self._eager: Forward = network.forward
         self._forget()
 
     def _forget(self) -> None:
@@ -67,20 +75,35 @@ class _Replayed:
         self.__dict__.update(state)
         self._forget()
 
-    def __call__(self, images: Tensor, **given: Any) -> Tensor:
-        if given or self._network.training or torch.is_grad_enabled():
-            return self._eager(images, **given)
+    def __call__(self, images: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or images.device.type not in _DEVICES:
+            return self._eager(images)
+        # MC dropout sets some of the layers to training, and draws anew for every batch
+        if any(module.training for module in self._network.modules()):
+            return self._eager(images)
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         stream = torch.cuda.current_stream(images.device)  # a graph that ran on two at once would meet itself
         key = images.shape, images.stride(), images.dtype, precision, stream
         with self._lock:
             if key not in self._recorded:
                 self._seen[key] += 1
-                free, total = torch.cuda.mem_get_info(images.device)
-                if self._seen[key] <= EAGER_BATCHES or free < total // 2:
+                if self._seen[key] <= EAGER_BATCHES or len(self._recorded) == MAX_RECORDINGS:
                     return self._eager(images)
-                self._recorded[key] = _Recording(self._eager, images)
+                free, total = torch.cuda.mem_get_info(images.device)
+                if free < total // 2:
+                    return self._eager(images)
+                self._recorded[key] = self._record(images)
             return self._recorded[key](images)
+
+    def _record(self, images: Tensor) -> Forward:
+        self._network.eval()  # layers that keep products of their weights, as some of timm's do, let go of them
+        try:
+            with _ONE_AT_A_TIME:
+                return _Recording(self._eager, images)
+        except RuntimeError as error:  # out of memory, or a layer that asks the device for a number
+            problem = " ".join(str(error).split())[:200]
+            warnings.warn(f"predictions are not replayed by a CUDA graph: {problem}", stacklevel=5)
+            return self._eager
 
 
 class _Recording:
@@ -89,7 +112,7 @@ class _Recording:
     def __init__(self, eager: Forward, images: Tensor) -> None:
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), torch.cuda.device(images.device):
-            self._images = torch.empty_like(images)  # with its strides
+            self._images = torch.empty_like(images)
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             # other threads may go on copying batches meanwhile
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
