@@ -1,5 +1,3 @@
-import contextlib
-import sys
 import threading
 
 import pytest
@@ -38,25 +36,6 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
     monkeypatch.setattr(assembly, "open_data", slow)
     config = small_config()
     open_run(config, fabric_of(config))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_threads_take_short_turns_while_data_are_opened_and_usual_ones_after(monkeypatch, fails):
-    usual = sys.getswitchinterval()
-    seen = []
-
-    def watched(*given):
-        seen.append(sys.getswitchinterval())
-        if fails:
-            raise InputError("data", "nothing", "something")
-        return open_data(*given)
-
-    monkeypatch.setattr(assembly, "open_data", watched)
-    config = small_config()
-    with pytest.raises(InputError) if fails else contextlib.nullcontext():
-        open_run(config, fabric_of(config))
-    assert seen[0] < usual / 5
-    assert sys.getswitchinterval() == usual
 
 
 def test_a_rehearsal_leaves_no_trace():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -74,7 +72,7 @@ def fabric_of(config: Config) -> Fabric:
 def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -> Run:
     """Open the data of a run and assemble it; the network is built and tried while images are packed."""
     failed = threading.Event()
-    with _short_turns(), ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside:
         building = beside.submit(_tried_network, config, fabric, failed)
         try:
             data = open_data(config.data, progress)
@@ -82,21 +80,6 @@ def open_run(config: Config, fabric: Fabric, progress: Progress | None = None) -
             failed.set()
             raise
     return assemble(config, fabric, data, building.result())
-
-
-@contextlib.contextmanager
-def _short_turns() -> Iterator[None]:
-    """Let threads take turns ten times as often as usual.
-
-    Packing wakes up many times for every piece of work that it hands out, and each time would wait 5 ms for a thread
-    that translates kernels.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.0005)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _tried_network(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
