@@ -25,7 +25,6 @@ from densecal.prediction import prepared
 from densecal.training.assembly import assemble, fabric_of
 from densecal.training.config import load_config
 from densecal.training.feed import ArraySamples, Data
-from densecal.training.graphs import replay_inference
 from densecal.training.loop import train_epoch, validate
 
 # architecture, encoder, size, and steps an epoch: as many as DUTS-TR has where that does not take long
@@ -109,9 +108,8 @@ class Bench:
 
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
-        network = prepared(build("unet", "tf_efficientnet_lite2", None, 1), self.device)
-        if self.device.type == "cuda" and load_config("demo", self.overrides).engine.graphs:
-            replay_inference(network)
+        graphs = load_config("demo", self.overrides).engine.graphs
+        network = prepared(build("unet", "tf_efficientnet_lite2", None, 1), self.device, graphs)
 
         @torch.inference_mode()
         def logits(x):

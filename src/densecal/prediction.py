@@ -151,18 +151,21 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
     calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
-    model = prepared(model, where)
-    if where.type == "cuda" and config.engine.graphs and is_plain(model.network):
-        replay_inference(model)
+    model = prepared(model, where, config.engine.graphs and is_plain(model.network))
     return Predictor(model, config, where, None if calibrator is None else calibrator.to(where))
 
 
-def prepared(model: Model, device: torch.device) -> Model:
+def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
     """Put a network on a device in evaluation mode, with the normalisations that are fastest there.
 
     On CUDA one kernel does a normalisation and its activation, and convolutions between few channels have kernels of
     ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is no gain on CUDA: a
     convolution there adds its offsets in a pass of its own.
+
+    Args:
+        model: The network.
+        device: Where to.
+        graphs: Replay predictions by CUDA graphs, on CUDA.
     """
     model = model.to(device).to(memory_format=torch.channels_last).eval()  # as images come
     if device.type != "cuda":
@@ -173,6 +176,8 @@ def prepared(model: Model, device: torch.device) -> Model:
 
         fuse_normalisation(model)
         fuse_narrow(model)
+    if graphs:
+        replay_inference(model)
     return model
 
 

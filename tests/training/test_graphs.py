@@ -12,9 +12,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from densecal import prediction
 from densecal.ensembles import mc_dropout
 from densecal.training import graphs
 from densecal.training.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
+from densecal.training.loop import train
+from tests.training.common import small_config
 
 
 class PlayedGraph:
@@ -270,6 +273,27 @@ def test_dropout_that_is_turned_on_draws_anew(network):
         torch.testing.assert_close(network(images), plain(network, images))
     assert PlayedGraph.made == 1
     assert (drawn == 0).any()
+
+
+@pytest.mark.parametrize(("device", "graphs", "replayed"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
+def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs, replayed, monkeypatch):
+    found = []
+    network = nn.Conv2d(3, 1, 1)
+    monkeypatch.setattr(prediction, "replay_inference", found.append)
+    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
+    monkeypatch.setattr(prediction.importlib.util, "find_spec", lambda _: None)  # nor Triton
+    prediction.prepared(network, torch.device(device), graphs)
+    assert found == [network] * replayed
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_settings_of_a_run_say_whether_its_predictions_are_replayed(graphs, tmp_path, monkeypatch):
+    config = small_config("method.name=bce", "optim.epochs=1", f"engine.graphs={graphs}")
+    train(config, tmp_path)
+    asked = []
+    monkeypatch.setattr(prediction, "prepared", lambda model, device, graphs: asked.append(graphs) or model)
+    prediction.load_predictor(tmp_path)
+    assert asked == [graphs]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])

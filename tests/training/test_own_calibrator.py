@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from densecal import posthoc, prediction
+from densecal import posthoc
 from densecal.benchmark.sets import ImageSets
 from densecal.calibration import RunData, fit
 from densecal.ensembles import load_ensemble
@@ -126,15 +126,3 @@ def test_one_that_does_not_fit_is_refused_before_training(name, classes, expecte
     data = ["data.scenes=null", "data.images=x"] if classes > 1 else []
     with pytest.raises(InputError, match=f"model.calibrator is '{name}'; expected one of .*{expected}"):
         small_config(f"model.calibrator={name}", f"data.classes={classes}", *data)
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_predictions_on_cuda_are_replayed_if_the_run_has_graphs(run, monkeypatch, graphs):
-    replayed = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(prediction, "prepared", lambda model, device: model)
-    monkeypatch.setattr(prediction, "replay_inference", replayed.append)
-    config = small_config(f"engine.graphs={str(graphs).lower()}")
-    monkeypatch.setattr(prediction, "parse_config", lambda *_: config)
-    predictor = load_predictor(run / "checkpoints" / "last", "cuda")
-    assert replayed == ([predictor.model] if graphs else [])
