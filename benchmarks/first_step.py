@@ -22,18 +22,25 @@ def train_one_step(out: str, settings: list[str]) -> None:
     from densecal.cli.common import import_fabric
 
     import_fabric()  # as the command does
-    from densecal.training import loop
+    from densecal.training import assembly, loop
     from densecal.training.config import load_config
 
     done_at = {"imports": time.time()}
-    open_run = loop.open_run
 
-    def opened(*given):
-        run = open_run(*given)
-        done_at["data and network"] = time.time()
-        return run
+    def watch(module, name: str, part: str) -> None:
+        work = getattr(module, name)
 
-    loop.open_run = opened
+        def watched(*given):
+            found = work(*given)
+            done_at[part] = time.time()
+            return found
+
+        setattr(module, name, watched)
+
+    # the first two go on at the same time
+    watch(assembly, "open_data", "data")
+    watch(assembly, "_tried_network", "network and kernels")
+    watch(loop, "open_run", "data and network")
 
     def report(title: str, done: int, _total: int, _figures: dict) -> None:
         if title.startswith("Epoch 1") and done == 1:
