@@ -304,6 +304,35 @@ def started(root: Path, workers: int, pause: float) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
+SLOW_START = """
+import time
+from densecal.data.decoding import decode_all
+began = time.monotonic()
+if __name__ == "__mp_main__":
+    time.sleep(2)
+
+class Large:
+    names = [str(i) for i in range(64)]
+    def __init__(self):
+        self.ballast = bytes(1 << 20)
+    def run(self, start):
+        time.sleep(1)
+        return [began] * 16
+
+if __name__ == "__main__":
+    times = decode_all(Large(), workers=4)
+    print(max(times) - min(times))
+"""
+
+
+def test_processes_start_at_the_same_time_however_much_they_are_given(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SLOW_START)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert float(output) < 1, "one waits for another's imports"
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

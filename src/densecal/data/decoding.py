@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -180,19 +181,23 @@ def decode_all(
     methods = multiprocessing.get_all_start_methods()
     # Not fork: the caller may hold threads and a CUDA context.
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    # Pickled here, once: the pool would do it again for every process, and a task holds the names of all files.
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(pickle.dumps(task),))
-    try:
-        return _gather(pool.map(_run, starts), len(task.names), progress)
-    except BrokenProcessPool:
-        raise InputError(
-            "workers",
-            f"one of {workers} decoding processes died",
-            'enough memory for them, and a script that guards its main part with if __name__ == "__main__"; '
-            "workers=1 decodes without them",
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with tempfile.TemporaryDirectory(prefix="densecal-") as folder:
+        # A task holds the names of all files: pickled once, and in a file, because a process that is started with
+        # more than a pipe holds keeps the next one waiting until it has imported its modules and read it.
+        content = Path(folder) / "task"
+        content.write_bytes(pickle.dumps(task))
+        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(content,))
+        try:
+            return _gather(pool.map(_run, starts), len(task.names), progress)
+        except BrokenProcessPool:
+            raise InputError(
+                "workers",
+                f"one of {workers} decoding processes died",
+                'enough memory for them, and a script that guards its main part with if __name__ == "__main__"; '
+                "workers=1 decodes without them",
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _cores() -> int:
@@ -213,9 +218,9 @@ def _gather(chunks: Iterable[list[T]], total: int, progress: Callable[[int, int]
 _task: Task[Any]
 
 
-def _start_worker(task: bytes) -> None:
+def _start_worker(content: Path) -> None:
     global _task
-    _task = pickle.loads(task)
+    _task = pickle.loads(content.read_bytes())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
     end_with_parent()
     if sys.platform != "win32":
