@@ -34,7 +34,14 @@ if TYPE_CHECKING:
 SATURATED = 0.1
 """Above this share of pixels at the ends of 8-bit maps a temperature or slope is off by more than a few per cent."""
 
+AT_ONCE = 8
+"""Images that go through a network together."""
+MANY_PIXELS = 1 << 24
+"""Fewer do once they have more pixels than that."""
+
 Array = NDArray[Any]
+Sample = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""An image (H, W, 3) and its mask."""
 Progress = Callable[[int, int], None]
 
 
@@ -258,19 +265,35 @@ class RunData:
         return histogram
 
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
-        """One pass, an image at a time, on the model's device."""
-        device = self.predictor.device
-        for done, name in enumerate(self.names, start=1):
-            image, mask = self._sample(done - 1, name)
-            # a copy, because what inference mode makes cannot be trained on
-            logits = self.predictor.logits([image])[0][None].clone()
-            labels = torch.tensor(mask).to(device)
-            masks = labels.long()[None] if self.classes > 1 else (labels > 127).long()[None, None]
-            yield Batch(logits, masks, torch.tensor(image).to(device).permute(2, 0, 1)[None].float() / 255)
-            if progress:
-                progress(done, len(self))
+        """One pass, an image at a time, on the model's device; the network sees several at once."""
+        from densecal.training.feed import prefetched
 
-    def _sample(self, index: int, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        device = self.predictor.device
+        done = 0
+        for samples in prefetched(self._samples(), depth=1):
+            found = self.predictor.logits([image for image, _ in samples])
+            for (image, mask), logits in zip(samples, found, strict=True):
+                labels = torch.tensor(mask).to(device)
+                masks = labels.long()[None] if self.classes > 1 else (labels > 127).long()[None, None]
+                photograph = torch.tensor(image).to(device).permute(2, 0, 1)[None].float() / 255
+                # a copy, because what inference mode makes cannot be trained on
+                yield Batch(logits[None].clone(), masks, photograph)
+                done += 1
+                if progress:
+                    progress(done, len(self))
+
+    def _samples(self) -> Iterator[list[Sample]]:
+        """As many at a time as the network is to see at once; fewer where they are large."""
+        samples: list[Sample] = []
+        for index, name in enumerate(self.names):
+            samples.append(self._sample(index, name))
+            if len(samples) == AT_ONCE or sum(mask.size for _, mask in samples) > MANY_PIXELS:
+                yield samples
+                samples = []
+        if samples:
+            yield samples
+
+    def _sample(self, index: int, name: str) -> Sample:
         if self.source is None:
             images, masks = self.scenes.batch(np.array([index]))
             return np.ascontiguousarray(images[0].permute(1, 2, 0).numpy()), masks[0].numpy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from densecal import posthoc
+from densecal import calibration, posthoc
 from densecal.benchmark.sets import ImageSets
 from densecal.calibration import RunData, fit
 from densecal.ensembles import load_ensemble
@@ -38,6 +38,24 @@ def test_it_is_what_calibrate_fit_would_find_on_the_validation_images(run):
     expected = fit("temperature", RunData(run / "checkpoints" / "last")).calibrator
     assert temperature(run) == float(expected.temperature)
     assert temperature(run) != 1
+
+
+@pytest.mark.parametrize(("pixels", "groups"), [(1 << 24, [4, 2]), (32 * 32, [2, 2, 2])])
+def test_images_go_through_the_network_together_and_come_out_one_by_one(run, monkeypatch, pixels, groups):
+    data = RunData(run / "checkpoints" / "last")
+    alone = [data.predictor.logits([data._sample(index, name)[0]])[0] for index, name in enumerate(data.names)]
+    together, told = [], []
+    data.predictor.model.register_forward_pre_hook(lambda _, given: together.append(len(given[0])))
+    monkeypatch.setattr(calibration, "AT_ONCE", 4)
+    monkeypatch.setattr(calibration, "MANY_PIXELS", pixels)
+    batches = list(data.batches(lambda *done: told.append(done)))
+    assert together == groups
+    assert told == [(done, 6) for done in range(1, 7)]
+    for index, (batch, logits) in enumerate(zip(batches, alone, strict=True)):
+        image, mask = data._sample(index, data.names[index])
+        torch.testing.assert_close(batch.logits[0], logits, rtol=1e-4, atol=1e-4)
+        assert np.array_equal(batch.masks[0, 0], mask > 127)
+        torch.testing.assert_close(batch.images[0], torch.tensor(image).permute(2, 0, 1) / 255)
 
 
 def test_predictions_have_it_and_those_of_a_checkpoint_do_not(run):
