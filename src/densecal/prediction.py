@@ -158,9 +158,9 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
 def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
     """Put a network on a device in evaluation mode, with the normalisations that are fastest there.
 
-    On CUDA one kernel does a normalisation and its activation, and convolutions between few channels have kernels of
-    ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is no gain on CUDA: a
-    convolution there adds its offsets in a pass of its own.
+    On CUDA one kernel does a normalisation and its activation, and depth-wise convolutions and those between few
+    channels have kernels of ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is
+    no gain on CUDA: a convolution there adds its offsets in a pass of its own.
 
     Args:
         model: The network.
@@ -171,11 +171,13 @@ def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
     if device.type != "cuda":
         return folded(model)
     if importlib.util.find_spec("triton") is not None:
+        from densecal.models.depthwise import fuse_depthwise
         from densecal.models.fused import fuse_normalisation
         from densecal.models.narrow import fuse_narrow
 
         fuse_normalisation(model)
         fuse_narrow(model)
+        fuse_depthwise(model)
     if graphs:
         replay_inference(model)
     return model

@@ -87,3 +87,18 @@ def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):
     with pytest.warns(UserWarning, match=r"depth-wise kernels fail \(no compiler\) on cpu: PyTorch's are used"):
         assert torch.equal(conv(x), wanted)
     depthwise._kernels_agree.cache_clear()
+
+
+def test_prediction_tries_the_output_alone(monkeypatch):
+    monkeypatch.setattr(depthwise, "_DEVICES", ("cpu",))
+    gradients = []
+    monkeypatch.setattr(depthwise, "agree", lambda *given: gradients.append(given[4]))
+    depthwise._kernels_agree.cache_clear()
+    conv = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+    fuse_depthwise(conv)
+    x = torch.randn(2, 6, 7, 8)
+    with torch.inference_mode():
+        conv(x)
+    conv(x)
+    assert [gradient is None for gradient in gradients] == [True, False]
+    depthwise._kernels_agree.cache_clear()

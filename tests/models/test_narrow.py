@@ -104,3 +104,19 @@ def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):
         with pytest.warns(UserWarning, match=r"narrow convolution kernels fail \(no compiler\) on cpu"):
             assert torch.equal(conv(x), wanted)
     narrow._kernels_agree.cache_clear()
+
+
+def test_prediction_tries_the_output_alone(monkeypatch):
+    monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
+    gradients = []
+    monkeypatch.setattr(narrow, "agree", lambda *given: gradients.append(given[4]))
+    narrow._kernels_agree.cache_clear()
+    conv = nn.Conv2d(6, 4, 3, padding=1)
+    fuse_narrow(conv)
+    x = torch.randn(2, 6, 7, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.inference_mode():
+            conv(x)
+        conv(x)
+    assert [gradient is None for gradient in gradients] == [True, False]
+    narrow._kernels_agree.cache_clear()

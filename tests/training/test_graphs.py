@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from densecal import prediction
 from densecal.ensembles import mc_dropout
+from densecal.models import fused
 from densecal.training import graphs
 from densecal.training.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
 from densecal.training.loop import train
@@ -284,6 +285,17 @@ def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs,
     monkeypatch.setattr(prediction.importlib.util, "find_spec", lambda _: None)  # nor Triton
     prediction.prepared(network, torch.device(device), graphs)
     assert found == [network] * replayed
+
+
+def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch):
+    found = []
+    narrow, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    network = nn.Sequential(narrow, depthwise, nn.Conv2d(8, 64, 1))
+    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
+    monkeypatch.setattr(fused, "fuse_normalisation", found.append)
+    prediction.prepared(network, torch.device("cuda"))
+    assert found == [network]
+    assert ["forward" in vars(layer) for layer in network] == [True, True, False]
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -250,7 +250,8 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and len(x):
         before, size = _geometry(conv, x.shape[2], x.shape[3])
         side, stride, dtype = conv.kernel_size[0], conv.stride[0], computed_in(conv, x)
-        if min(size) > 0 and dtype in PRECISIONS and _kernels_agree(x.device, dtype, side, stride):
+        training = torch.is_grad_enabled()
+        if min(size) > 0 and dtype in PRECISIONS and _kernels_agree(x.device, dtype, side, stride, training):
             y: Tensor = DepthwiseConvolution.apply(x.to(dtype), conv.weight, conv.bias, stride, before, size)
             return y
     return type(conv).forward(conv, x)
@@ -268,8 +269,8 @@ def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
 
 
 @functools.cache
-def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: int) -> bool:
-    """Tried on the kernels that training uses, so that nothing is translated twice."""
+def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: int, training: bool) -> bool:
+    """Tried on the kernels that training, or prediction, uses, so that nothing is translated twice or in vain."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     given = [torch.randn(shape, generator=random).to(dtype) for shape in ((2, 48, 7, 6), (48, 1, side, side))]
     size = (6 // stride + 1, 5 // stride + 1)
@@ -278,6 +279,6 @@ def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: 
         lambda x, weight: DepthwiseConvolution.apply(x, weight, None, stride, (side // 2, side // 2), size),
         lambda x, weight: conv2d(x, weight, None, stride, side // 2, groups=48),
         given,
-        torch.randn(2, 48, *size, generator=random).to(dtype),
+        torch.randn(2, 48, *size, generator=random).to(dtype) if training else None,
         device,
     )

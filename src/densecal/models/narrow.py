@@ -189,15 +189,18 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
     # what is wrong with an input is for conv2d to say
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and x.numel():
         dtype = computed_in(conv, x)
-        if dtype in _PRECISIONS and _kernels_agree(x.device, dtype, *conv.weight.shape[:2], conv.bias is not None):
+        case = *conv.weight.shape[:2], conv.bias is not None, torch.is_grad_enabled()
+        if dtype in _PRECISIONS and _kernels_agree(x.device, dtype, *case):
             y: Tensor = NarrowConvolution.apply(x.to(dtype), conv.weight, conv.bias)
             return y
     return type(conv).forward(conv, x)
 
 
 @functools.cache
-def _kernels_agree(device: torch.device, dtype: torch.dtype, out: int, channels: int, biased: bool) -> bool:
-    """Tried on the kernels that training uses, so that nothing is translated twice."""
+def _kernels_agree(
+    device: torch.device, dtype: torch.dtype, out: int, channels: int, biased: bool, training: bool
+) -> bool:
+    """Tried on the kernels that training, or prediction, uses, so that nothing is translated twice or in vain."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     shapes = [(2, out, 9, 17), (2, channels, 9, 17), (out, channels, 3, 3)] + [(out,)] * biased
     gradient, x, weight, *bias = (torch.randn(shape, generator=random) for shape in shapes)
@@ -206,6 +209,6 @@ def _kernels_agree(device: torch.device, dtype: torch.dtype, out: int, channels:
         lambda x, weight, bias=None: NarrowConvolution.apply(x, weight, bias),
         lambda x, weight, bias=None: conv2d(x, weight, bias, padding=1),
         [one.to(dtype) for one in (x, weight / (9 * channels) ** 0.5, *bias)],
-        gradient.to(dtype),
+        gradient.to(dtype) if training else None,
         device,
     )
