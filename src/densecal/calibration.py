@@ -271,7 +271,7 @@ class RunData:
         device = self.predictor.device
         done = 0
         for samples in prefetched(self._samples(), depth=1):
-            found = self.predictor.logits([image for image, _ in samples])
+            found = self.predictor.each_logits([image for image, _ in samples])
             for (image, mask), logits in zip(samples, found, strict=True):
                 labels = torch.tensor(mask).to(device)
                 masks = labels.long()[None] if self.classes > 1 else (labels > 127).long()[None, None]

@@ -58,16 +58,18 @@ class Predictor:
     device: torch.device
     calibrator: Calibrator | None = None
 
-    @torch.inference_mode()
     def logits(self, images: list[Array]) -> list[Tensor]:
         """Logits (classes, H, W) of images (H, W, 3) uint8 of any size, each at its own size.
 
         Images are resized to the size the network was trained at and the logits are resized back, bilinearly.
         """
-        return [
-            interpolate(one[None], size=image.shape[:2], mode="bilinear", align_corners=False)[0]
-            for one, image in zip(self._resized_logits(images), images, strict=True)
-        ]
+        return list(self.each_logits(images))
+
+    @torch.inference_mode()
+    def each_logits(self, images: list[Array]) -> Iterator[Tensor]:
+        """The same, resized back one by one: those of many classes and a large image are large."""
+        for one, image in zip(self._resized_logits(images), images, strict=True):
+            yield interpolate(one[None], size=image.shape[:2], mode="bilinear", align_corners=False)[0]
 
     def probabilities(self, images: list[Array]) -> list[Tensor]:
         """Foreground probabilities (H, W), or class probabilities (K, H, W)."""
@@ -156,7 +158,7 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
 
 
 def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
-    """Put a network on a device in evaluation mode, with the normalisations that are fastest there.
+    """Put a network on a device in evaluation mode, with the layers that are fastest there.
 
     On CUDA one kernel does a normalisation and its activation, and depth-wise convolutions and those between few
     channels have kernels of ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is

@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -6,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from PIL import Image
 
 from densecal.data import packed as packed_module
+from densecal.data.decoding import Reading, decode_all
 from densecal.data.packed import Packed, open_packed, pack
 from densecal.data.sources import Source, open_source
 from densecal.errors import InputError
@@ -305,8 +308,9 @@ def started(root: Path, workers: int, pause: float) -> subprocess.Popen[str]:
 
 
 SLOW_START = """
-import time
+import multiprocessing, time
 from densecal.data.decoding import decode_all
+multiprocessing.get_all_start_methods = lambda: ["spawn"]  # a fork server may import this once, for all processes
 began = time.monotonic()
 if __name__ == "__mp_main__":
     time.sleep(2)
@@ -331,6 +335,26 @@ def test_processes_start_at_the_same_time_however_much_they_are_given(tmp_path: 
     command = [sys.executable, str(tmp_path / "script.py")]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     assert float(output) < 1, "one waits for another's imports"
+
+
+@pytest.mark.parametrize("problem", ["missing", "full"])
+def test_no_room_for_temporary_files_is_one_clear_error(
+    problem: str, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Reading(source, NAMES * 10, 8, 1, None, False)
+    if problem == "missing":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match=r"TMPDIR: .*(nowhere|No space).*; expected .* workers=1 needs none"):
+        decode_all(reading, workers=2)
+    assert not list(tmp_path.glob("densecal-*"))
+    assert len(decode_all(reading, workers=1)) == 50
 
 
 def is_running(pid: int) -> bool:
@@ -364,8 +388,8 @@ def test_a_killed_process_leaves_nothing_that_the_next_does_not_clear_up(tmp_pat
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "cache").exists()
-    abandoned = [p.name for p in tmp_path.iterdir() if p.name.startswith(".cache.building-")]
-    assert len(abandoned) == 1
+    (abandoned,) = tmp_path.glob(".cache.building-*")
+    assert len(list(abandoned.glob("densecal-*/task"))) == 1, "what its processes read is cleared up with the rest"
     deadline = time.monotonic() + 60
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)

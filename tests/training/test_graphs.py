@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from densecal import prediction
 from densecal.ensembles import mc_dropout
-from densecal.models import fused
 from densecal.training import graphs
 from densecal.training.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
 from densecal.training.loop import train
@@ -288,6 +287,7 @@ def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs,
 
 
 def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch):
+    fused = pytest.importorskip("densecal.models.fused")
     found = []
     narrow, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
     network = nn.Sequential(narrow, depthwise, nn.Conv2d(8, 64, 1))

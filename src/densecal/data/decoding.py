@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -159,7 +160,10 @@ def read_pair(
 
 
 def decode_all(
-    task: Task[T], workers: int | None = None, progress: Callable[[int, int], None] | None = None
+    task: Task[T],
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    folder: Path | None = None,
 ) -> list[T]:
     """Do a task on every sample, in several processes.
 
@@ -167,6 +171,7 @@ def decode_all(
         task: The samples and what to do with them.
         workers: Processes; ``None`` for one a core, 1 for none but this one.
         progress: Called with (samples done, samples in all).
+        folder: Where a file for the processes may lie meanwhile; the system's for temporary files unless given.
 
     Returns:
         One result a sample, in order.
@@ -181,11 +186,9 @@ def decode_all(
     methods = multiprocessing.get_all_start_methods()
     # Not fork: the caller may hold threads and a CUDA context.
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    with tempfile.TemporaryDirectory(prefix="densecal-") as folder:
-        # A task holds the names of all files: pickled once, and in a file, because a process that is started with
-        # more than a pipe holds keeps the next one waiting until it has imported its modules and read it.
-        content = Path(folder) / "task"
-        content.write_bytes(pickle.dumps(task))
+    # A task holds the names of all files: pickled once, and in a file, because a process that is started with more
+    # than a pipe holds keeps the next one waiting until it has imported its modules and read it.
+    with _written(pickle.dumps(task), folder) as content:
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(content,))
         try:
             return _gather(pool.map(_run, starts), len(task.names), progress)
@@ -198,6 +201,22 @@ def decode_all(
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _written(content: bytes, folder: Path | None) -> Iterator[Path]:
+    """A file with this content, gone afterwards."""
+    with contextlib.ExitStack() as places:
+        try:
+            place = places.enter_context(tempfile.TemporaryDirectory(prefix="densecal-", dir=folder))
+            path = Path(place) / "task"
+            path.write_bytes(content)
+        except OSError as error:
+            if folder is not None:
+                raise
+            expected = "a folder for temporary files that can be written to; workers=1 needs none"
+            raise InputError("TMPDIR", str(error), expected) from error
+        yield path
 
 
 def _cores() -> int:

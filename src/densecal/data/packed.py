@@ -288,7 +288,7 @@ def _build(
 
     classes, ignore_index = wanted["classes"], wanted["ignore_index"]
     job = Job(source, names, size, classes, ignore_index, build / IMAGES, build / MASKS)
-    facts = decode_all(job, workers, follow)
+    facts = decode_all(job, workers, follow, build)
     warnings = []
     grey = [name for name, (_, _, is_grey) in zip(names, facts, strict=True) if is_grey]
     if grey:

@@ -17,7 +17,8 @@ def doubled(x: Tensor, mode: str, align_corners: bool | None = None) -> Tensor:
 
     Under autocast `interpolate` goes through float32, which costs twice the memory and time without need.
     """
-    if x.is_cuda and not torch.compiler.is_compiling() and _kernels_agree(x.device, mode, align_corners):
+    case = x.device, mode, align_corners, torch.is_grad_enabled()
+    if x.is_cuda and not torch.compiler.is_compiling() and _kernels_agree(*case):
         return _by_kernels(x, mode, align_corners)
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
@@ -33,7 +34,7 @@ def _by_kernels(x: Tensor, mode: str, align_corners: bool | None) -> Tensor:
 
 
 @functools.cache
-def _kernels_agree(device: torch.device, mode: str, align_corners: bool | None) -> bool:
+def _kernels_agree(device: torch.device, mode: str, align_corners: bool | None, training: bool) -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
@@ -43,6 +44,6 @@ def _kernels_agree(device: torch.device, mode: str, align_corners: bool | None) 
         lambda x: _by_kernels(x, mode, align_corners),
         lambda x: interpolate(x, scale_factor=2.0, mode=mode, align_corners=align_corners),
         [given],
-        gradient,
+        gradient if training else None,
         device,
     )

@@ -206,7 +206,7 @@ class EngineConfig(Section):
         graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``,
             and the predictions of the trained model.
         fused: Batch normalisation and convolutions between few channels by densecal's own CUDA kernels, where steps
-            are replayed.
+            are replayed; the predictions of the trained model always have them.
         depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
