@@ -112,7 +112,7 @@ def test_data_pack_reads_urls(bucket: Path) -> None:
     pack = ("data", "pack", "memory://bucket/photos", "memory://bucket/masks", "--size", 32, "--workers", 1)
     code, out, err = run(*pack, "--out", bucket / "packed")
     assert code == 0, err
-    assert "4 samples, rebuilt" in out
+    assert "4 samples, packed" in out
     code, out, _ = run(*pack, "--out", bucket / "packed")
     assert "up to date" in out
 

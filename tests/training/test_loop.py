@@ -294,6 +294,7 @@ def folder_command(tmp_path, folder, *overrides):
 def test_a_folder_of_pairs_trains_and_its_predictions_can_be_evaluated(tmp_path, folder):
     done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 0, done.stderr
+    assert "validation on 4 images: ECE" in done.stdout
     rows = (tmp_path / "run" / "alpha.csv").read_text().splitlines()
     assert len(rows) == 11
     for name, size in (("00000", (51, 37)), ("00001", (16, 90))):  # any size, also one the network never saw

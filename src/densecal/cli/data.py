@@ -136,4 +136,4 @@ def data_pack(
         packed = pack(source, source.names, size, out, classes, workers, report, ignore_index=ignore_index)
     for warning in packed.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{out}: {len(packed):,} samples, {'rebuilt' if packed.rebuilt else 'up to date'}")
+    print(f"{out}: {len(packed):,} samples, {'packed' if packed.rebuilt else 'up to date'}")

@@ -53,7 +53,7 @@ def train(
         return
     figures = {"ECE": result.ece_ew, "OE": result.oe_ew, "accuracy": result.accuracy, "Brier": result.brier}
     shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in figures.items())
-    print(f"{out}: validation {shown}")
+    print(f"{out}: validation on {result.images:,} images: {shown}")
 
 
 @app.command()
