@@ -36,12 +36,8 @@ SATURATED = 0.1
 
 AT_ONCE = 8
 """Images that go through a network together."""
-MANY_PIXELS = 1 << 24
-"""Fewer do once they have more pixels than that."""
 
 Array = NDArray[Any]
-Sample = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-"""An image (H, W, 3) and its mask."""
 Progress = Callable[[int, int], None]
 
 
@@ -266,11 +262,13 @@ class RunData:
 
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
         """One pass, an image at a time, on the model's device; the network sees several at once."""
+        from densecal.prediction import grouped
         from densecal.training.feed import prefetched
 
         device = self.predictor.device
+        read = (self._sample(index, name) for index, name in enumerate(self.names))
         done = 0
-        for samples in prefetched(self._samples(), depth=1):
+        for samples in prefetched(grouped(read, lambda sample: sample[1].size, AT_ONCE), depth=1):
             found = self.predictor.each_logits([image for image, _ in samples])
             for (image, mask), logits in zip(samples, found, strict=True):
                 labels = torch.tensor(mask).to(device)
@@ -282,18 +280,7 @@ class RunData:
                 if progress:
                     progress(done, len(self))
 
-    def _samples(self) -> Iterator[list[Sample]]:
-        """As many at a time as the network is to see at once; fewer where they are large."""
-        samples: list[Sample] = []
-        for index, name in enumerate(self.names):
-            samples.append(self._sample(index, name))
-            if len(samples) == AT_ONCE or sum(mask.size for _, mask in samples) > MANY_PIXELS:
-                yield samples
-                samples = []
-        if samples:
-            yield samples
-
-    def _sample(self, index: int, name: str) -> Sample:
+    def _sample(self, index: int, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if self.source is None:
             images, masks = self.scenes.batch(np.array([index]))
             return np.ascontiguousarray(images[0].permute(1, 2, 0).numpy()), masks[0].numpy()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ LARGE_PIXELS = 1 << 24
 """Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
 _BAND_VALUES = 1 << 22
 
+T = TypeVar("T")
 Array = NDArray[Any]
 Bands = Iterator[NDArray[np.float32]]
 """Probabilities (classes, rows, W) of one image, from top to bottom."""
@@ -259,7 +260,7 @@ def predict(
 
 def _predict_share(
     maps: Callable[[list[Array]], Iterator[Bands]],
-    images: Iterator[tuple[list[str], list[Array]]],
+    images: Iterator[list[tuple[str, Array]]],
     out: Path,
     write: Callable[[Path, Bands, tuple[int, ...]], None],
     batches: Sequence[list[str]],
@@ -268,10 +269,10 @@ def _predict_share(
     """Write the maps of some batches of names; returns their number."""
     total = sum(len(names) for names in batches)
     done = 0
-    for names, arrays in prefetched(images, depth=1):
-        for name, image, bands in zip(names, arrays, maps(arrays), strict=True):
+    for group in prefetched(images, depth=1):
+        for (name, image), bands in zip(group, maps([image for _, image in group]), strict=True):
             write(out / name, bands, image.shape[:2])
-        done += len(names)
+        done += len(group)
         if progress:
             progress(done, total)
     return done
@@ -281,17 +282,23 @@ def _batches(names: list[str], batch: int) -> list[list[str]]:
     return [names[first : first + batch] for first in range(0, len(names), batch)]
 
 
-def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[tuple[list[str], list[Array]]]:
-    """Images by batches, and a few at a time where a batch of them is large."""
-    for batch in batches:
-        names: list[str] = []
-        images: list[Array] = []
-        for name in batch:
-            names.append(name)
-            images.append(source.image(name, max_pixels))
-            if name == batch[-1] or sum(image.size for image in images) > 3 * LARGE_PIXELS:
-                yield names, images
-                names, images = [], []
+def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[list[tuple[str, Array]]]:
+    """Names and images by batches, and a few at a time where a batch of them is large."""
+    for names in batches:
+        named = ((name, source.image(name, max_pixels)) for name in names)
+        yield from grouped(named, lambda one: one[1].size // 3, len(names))
+
+
+def grouped(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """So many samples at a time, fewer where they have more than ``LARGE_PIXELS`` together."""
+    group: list[T] = []
+    for sample in samples:
+        group.append(sample)
+        if len(group) == most or sum(map(pixels, group)) > LARGE_PIXELS:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _resized_bands(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:

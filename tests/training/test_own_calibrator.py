@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from densecal import calibration, posthoc
+from densecal import calibration, posthoc, prediction
 from densecal.benchmark.sets import ImageSets
 from densecal.calibration import RunData, fit
 from densecal.ensembles import load_ensemble
@@ -47,7 +47,7 @@ def test_images_go_through_the_network_together_and_come_out_one_by_one(run, mon
     together, told = [], []
     data.predictor.model.register_forward_pre_hook(lambda _, given: together.append(len(given[0])))
     monkeypatch.setattr(calibration, "AT_ONCE", 4)
-    monkeypatch.setattr(calibration, "MANY_PIXELS", pixels)
+    monkeypatch.setattr(prediction, "LARGE_PIXELS", pixels)
     batches = list(data.batches(lambda *done: told.append(done)))
     assert together == groups
     assert told == [(done, 6) for done in range(1, 7)]
