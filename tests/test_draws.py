@@ -63,6 +63,12 @@ def test_draws_are_uniform_across_samples_and_within_one(draws):
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
 
 
+def test_one_number_of_the_first_stream_is_drawn_unless_told_otherwise():
+    index = torch.arange(10)
+    assert torch.equal(uniform(3, 1, index), uniform(3, 1, index, stream=0, count=1))
+    assert torch.equal(normal(3, 1, index), normal(3, 1, index, stream=0, count=1))
+
+
 def test_draws_are_float32_multiples_of_two_to_minus_24():
     draws = uniform(0, 0, torch.arange(1000))
     assert draws.dtype == torch.float32
@@ -76,6 +82,20 @@ def test_normals_are_normal_and_a_function_of_the_sample():
     assert abs(np.corrcoef(draws[:, 0], draws[:, 1])[0, 1]) < 0.15
     assert torch.equal(normal(3, 1, torch.tensor([7]), stream=310, count=500)[0], draws[7])
     assert not torch.equal(normal(3, 2, torch.tensor([7]), stream=310, count=500)[0], draws[7])
+
+
+def test_a_normal_is_the_quantile_of_the_uniform_of_the_same_seed_epoch_and_stream():
+    index = torch.tensor([0, 5, 9552])
+    for seed, epoch, stream in ((0, 0, 0), (3, 1, 310), (4, 2, 7)):
+        u = uniform(seed, epoch, index, stream, count=50).double().numpy()
+        expected = stats.norm.ppf(u + 2.0**-25)
+        np.testing.assert_allclose(normal(seed, epoch, index, stream, count=50), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_an_index_of_a_smaller_type_gives_the_same_draws(dtype):
+    index = torch.arange(200)
+    assert torch.equal(uniform(3, 1, index.to(dtype), count=3), uniform(3, 1, index, count=3))
 
 
 def test_the_outermost_uniforms_make_finite_normals(monkeypatch):

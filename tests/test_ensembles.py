@@ -1,6 +1,8 @@
 """Deep ensembles and MC dropout: the mean probability, safely, and nothing but dropout switched on."""
 
+import contextlib
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from densecal.ensembles import load_ensemble, logits_of_mean, mc_dropout, mean_l
 from densecal.errors import InputError
 from densecal.models import build
 from densecal.models.dropout import add_dropout
-from densecal.prediction import load_predictor
+from densecal.prediction import Predictor, load_predictor
 from densecal.training import checkpoint
 from tests.running import run
 from tests.training.common import small_config
@@ -116,7 +118,37 @@ def test_dropout_trains_in_a_compiled_graph():
     assert not torch.allclose(outputs[0], outputs[2])
 
 
-@pytest.mark.parametrize("p", [1.0, -0.1, "a lot", True])
+class Maps(nn.Module):
+    """A network whose encoder hands on two feature maps of ones, of 40 and 60 channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.forward = lambda: [torch.ones(5, 40, 4, 4), torch.ones(5, 60, 2, 2)]
+
+
+def test_whole_channels_of_every_map_are_dropped_and_the_others_scaled_up():
+    network = Maps().train()
+    add_dropout(network, 0.25)
+    torch.manual_seed(0)
+    for dropped, shape in zip(network.encoder(), ((5, 40, 4, 4), (5, 60, 2, 2)), strict=True):
+        assert dropped.shape == shape
+        channels = dropped.flatten(2)
+        assert torch.equal(channels, channels[:, :, :1].expand_as(channels)), "a channel is kept or dropped as a whole"
+        torch.testing.assert_close(channels.unique(), torch.tensor([0.0, 1 / 0.75]))
+        assert float((channels == 0).float().mean()) == pytest.approx(0.25, abs=0.1)
+        assert len(channels[:, :, 0].unique(dim=0)) == 5, "every image loses channels of its own"
+
+
+@pytest.mark.parametrize("p", [0, 0.0])
+def test_a_share_of_nothing_adds_no_dropout(p):
+    network = Maps().train()
+    add_dropout(network, p)
+    assert not [module for module in network.modules() if isinstance(module, nn.Dropout2d)]
+    assert all((feature == 1).all() for feature in network.encoder())
+
+
+@pytest.mark.parametrize("p", [1.0, 1, -0.1, "a lot", True])
 def test_a_wrong_share_is_named(p):
     with pytest.raises(ValueError, match="dropout is"):
         build("unet", "resnet18", dropout=p)
@@ -158,6 +190,90 @@ def test_draws_come_from_the_seed_and_are_averaged_as_probabilities():
     network.dropout.train()
     draws = torch.stack([network(x).sigmoid() for _ in range(4)])
     torch.testing.assert_close(found.sigmoid(), draws.mean(dim=0))
+
+
+class Watched(nn.Module):
+    """Keeps what every pass gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.passes = nn.Dropout(0.5), []
+
+    def forward(self, x):
+        self.passes.append(self.dropout(x)[:, :1])
+        return self.passes[-1]
+
+
+def test_every_pass_draws_anew_and_every_call_draws_the_same_passes():
+    network, x = Watched().eval(), images()
+    drawing = mc_dropout(network, 5, seed=3)
+    drawing(x)
+    first, network.passes = network.passes, []
+    assert len(first) == 5
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(first, 2))
+    torch.rand(7)  # whatever else was drawn in between
+    drawing(x)
+    assert all(torch.equal(a, b) for a, b in zip(first, network.passes, strict=True))
+    network.passes = []
+    mc_dropout(network, 5, seed=4)(x)
+    assert all(not torch.equal(a, b) for a in first for b in network.passes)
+
+
+def test_ten_passes_are_drawn_from_seed_0_unless_told_otherwise():
+    network, x = Watched().eval(), images()
+    found = mc_dropout(network)(x)
+    assert len(network.passes) == 10
+    assert torch.equal(found, mc_dropout(network, 10, 0)(x))
+    one = Predictor(network, small_config(), torch.device("cpu"))
+    assert torch.equal(with_mc_dropout(one).model(x), found)
+
+
+def test_a_predictor_draws_as_many_passes_from_the_seed_as_asked_for():
+    network, x = Watched().eval(), images()
+    one = Predictor(network, small_config(), torch.device("cpu"))
+    assert torch.equal(with_mc_dropout(one, 3, seed=5).model(x), mc_dropout(network, 3, seed=5)(x))
+    assert not torch.equal(with_mc_dropout(one, 3, seed=6).model(x), mc_dropout(network, 3, seed=5)(x))
+    assert not any(module.training for module in with_mc_dropout(one).model.modules())
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+)
+def test_every_kind_of_dropout_is_switched_on(kind):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = kind(0.5)
+
+        def forward(self, x):
+            flat = x.flatten(2) if kind is nn.Dropout1d else x[..., None] if kind is nn.Dropout3d else x
+            return self.dropout(flat).reshape(x.shape)[:, :1]
+
+    network, x = Network().eval(), images()
+    found = mc_dropout(network, 1, seed=0)(x)
+    assert not torch.allclose(found, network(x))
+    assert not network.dropout.training
+
+
+def test_layers_that_were_training_go_on_training_also_after_an_error():
+    class Failing(Tiny):
+        def forward(self, x):
+            super().forward(x)
+            raise RuntimeError("no memory")
+
+    for network in (Tiny().train(), Failing().train()):
+        network.norm.eval()
+        modes = [module.training for module in network.modules()]
+        state = torch.get_rng_state()
+        with contextlib.suppress(RuntimeError):
+            mc_dropout(network, 2)(images())
+        assert [module.training for module in network.modules()] == modes
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_of_nothing_is_no_dropout():
+    with pytest.raises(InputError, match="without dropout"):
+        mc_dropout(nn.Sequential(nn.Dropout(0.0)))
 
 
 def test_a_network_without_dropout_is_refused():

@@ -124,12 +124,66 @@ def test_the_authors_default_labels_cannot_be_made(vectors):
         (lambda: labels.technique_strength("hard"), "expected one of hi, si, m, dm"),
         (lambda: labels.label_smoothing(torch.zeros(1), 1.0), "0 <= beta < 1"),
         (lambda: labels.stochastic_perturb(torch.zeros(1), 0.5, 2.0, torch.zeros(1)), "alpha < 0.5"),
+        (lambda: labels.stochastic_perturb(torch.zeros(1), 0.1, 2.1, torch.zeros(1)), "beta: found 2.1"),
+        (lambda: labels.stochastic_perturb(torch.zeros(1, 4), 0.1, 1.4, torch.zeros(1), 4), "beta: found 1.4"),
+        (lambda: labels.disturb_label(torch.zeros(1), 1.0, torch.zeros(1)), "alpha < 1"),
         (lambda: labels.moderation_noise(torch.zeros(1), 0.6), "noise_bound"),
     ],
 )
 def test_values_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("bound", [0.0, -0.1, 0.5 + 2**-53, float("nan")])
+def test_noise_without_width_or_beyond_one_half_is_refused(bound):
+    with pytest.raises(ValueError, match=r"noise_bound: found .*; expected 0 < bound <= 0\.5"):
+        labels.check_noise_bound(bound)
+    with pytest.raises(ValueError, match="noise_bound"):
+        labels.moderation_noise(torch.rand(3), bound)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.25, 0.5])
+def test_noise_of_any_width_up_to_one_half_is_taken(bound):
+    labels.check_noise_bound(bound)
+    noise = labels.moderation_noise(torch.linspace(0, 1, 101, dtype=torch.float64), bound)
+    expected = stats.truncnorm(-bound, bound).ppf(np.linspace(0, 1, 101))
+    assert noise.numpy() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("bound", [0.023, 0.046, 0.092, 0.25, 0.5])
+def test_rounding_carries_no_noise_beyond_its_bound(bound):
+    ends = labels.moderation_noise(torch.tensor([0.0, 1 - 2**-24]), bound)
+    assert bool((ends.abs() <= torch.tensor(bound)).all())
+    assert ends.tolist() == pytest.approx([-bound, bound], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("check", "inside", "outside"),
+    [
+        (lambda v: labels.check_beta(v), [0.0, 2.0], [-1e-9, 2.0 + 1e-9]),
+        (lambda v: labels.check_beta(v, 4), [0.0, 4 / 3], [-1e-9, 4 / 3 + 1e-9]),
+        (labels.check_smoothing, [0.0, 1.0 - 1e-9], [-1e-9, 1.0]),
+        (lambda v: labels.check_alpha(v, 2.0), [0.0, 0.5 - 1e-9], [-1e-9, 0.5]),
+        (lambda v: labels.check_alpha(v, 1.5), [0.0, 2 / 3 - 1e-9], [-1e-9, 2 / 3]),
+        (lambda v: labels.check_alpha(v, 0.5), [0.0, 1.0 - 1e-9], [-1e-9, 1.0]),
+        (lambda v: labels.check_alpha(v, 0.0), [0.0, 1.0 - 1e-9], [-1e-9, 1.0]),
+    ],
+    ids=["beta", "beta of 4 classes", "smoothing", "alpha of hi", "alpha of si", "alpha, weak", "alpha of nothing"],
+)
+def test_ranges_end_where_the_specification_ends_them(check, inside, outside):
+    for value in inside:
+        check(value)
+    for value in outside:
+        with pytest.raises(ValueError, match="expected 0 <="):
+            check(value)
+
+
+def test_an_image_is_perturbed_if_its_draw_lies_below_its_probability():
+    y, draws = torch.ones(4, 1, 1, 1), torch.tensor([0.0, 0.249, 0.25, 0.9])
+    assert labels.stochastic_perturb(y, 0.25, 2.0, draws).flatten().tolist() == [0, 0, 1, 1]
+    each = torch.tensor([0.0, 0.25, 0.3, 1.0])
+    assert labels.stochastic_perturb(y, each, 2.0, draws).flatten().tolist() == [1, 0, 0, 0]
 
 
 def test_a_strength_per_image():

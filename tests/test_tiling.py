@@ -1,6 +1,7 @@
 """Large images: tiles whose weights add up to 1, no seams, the same maps as without them, memory that stays bounded."""
 
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -104,6 +105,53 @@ def test_no_tile_counts_near_its_inner_edges_and_weights_rise_smoothly(length, s
         assert i == len(weights) - 1 or not weight[tiling.tile - margin :].any()
         if tiling.overlap and len(weights) > 1:
             assert np.abs(np.diff(weight)).max() <= np.pi / 2 / (tiling.overlap - 2 * margin) + 1e-6
+
+
+def brute_force_weights(tiling, starts):
+    """In float64, from the distances of pixel centres to the edges of tiles that have a neighbour there."""
+    quarter = tiling.overlap / 4
+
+    def rise(distance):
+        share = np.clip((distance - quarter) / (tiling.overlap - 2 * quarter), 0, 1) if tiling.overlap else 1.0
+        return np.sin(np.pi / 2 * share) ** 2
+
+    raw = np.zeros((len(starts), starts[-1] + tiling.tile))
+    for i, start in enumerate(starts):
+        for x in range(tiling.tile):
+            from_start = rise(x + 0.5) if i > 0 else 1.0
+            from_end = rise(tiling.tile - x - 0.5) if i < len(starts) - 1 else 1.0
+            raw[i, start + x] = from_start * from_end
+    return [(raw[i] / raw.sum(axis=0))[start : start + tiling.tile] for i, start in enumerate(starts)]
+
+
+@pytest.mark.parametrize(
+    ("tile", "overlap", "length"),
+    [(64, 32, 96), (64, 32, 64), (64, 32, 97), (64, 0, 200), (96, 32, 161), (128, 64, 300), (192, 96, 500)],
+)
+def test_weights_are_half_a_cosine_of_the_distance_to_the_inner_edges(tile, overlap, length):
+    tiling = Tiling.of(tile, overlap)
+    expected = brute_force_weights(tiling, tiling.starts(length))
+    np.testing.assert_allclose(tiling.weights(length), expected, atol=1e-7)
+
+
+def test_two_tiles_share_the_middle_of_their_overlap_pixel_by_pixel():
+    first, second = Tiling(64, 32).weights(96)
+    # eight pixels without weight, then sixteen whose centres lie at odd multiples of pi / 64
+    rise = [math.sin((2 * k + 1) * math.pi / 64) ** 2 for k in range(16)]
+    np.testing.assert_allclose(second, [0] * 8 + rise + [1] * 40, atol=1e-7)
+    np.testing.assert_allclose(first, second[::-1], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("length", "starts"), [(64, [0]), (65, [0, 32]), (96, [0, 32]), (97, [0, 32, 64]), (128, [0, 32, 64])]
+)
+def test_tiles_start_as_far_apart_as_the_overlap_allows(length, starts):
+    assert Tiling(64, 32).starts(length) == starts
+
+
+def test_a_large_tile_moves_by_all_but_the_overlap():
+    assert Tiling(128, 32).starts(320) == [0, 96, 192]
+    assert Tiling(128, 32).starts(321) == [0, 96, 192, 224]
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,28 @@ def ramp(count: int, side: int = SIDE) -> Tensor:
 
 def affine(kind: str, count: int = 4000, epoch: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Read each sample's affine map off the middle of an augmented ramp, where no edge is near."""
-    images, masks = ramp(count), torch.zeros(count, 1, SIDE, SIDE)
+    side = 16  # the map is the same for every side, and small images are fast
+    images, masks = ramp(count, side), torch.zeros(count, 1, side, side)
     moved, _ = augment(images, masks, torch.arange(count), epoch, seed, kind)  # type: ignore[arg-type]
-    half, step = SIDE // 2, 2.0 / SIDE
+    half, step = side // 2, 2.0 / side
     middle = moved[:, :2, half - 4 : half + 4, half - 4 : half + 4].double().numpy()
     by_x = (middle[:, :, :, 7] - middle[:, :, :, 0]).mean(axis=2) / (7 * step)
     by_y = (middle[:, :, 7, :] - middle[:, :, 0, :]).mean(axis=2) / (7 * step)
     return np.stack((by_x, by_y), axis=2), middle.mean(axis=(2, 3))
+
+
+def unflipped(matrix: np.ndarray, shift: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which maps flip an axis (1 or -1), and the maps without the flip, which would hide what else the axes share."""
+    sign = np.sign(matrix[:, axis, axis])
+    matrix, shift = matrix.copy(), shift.copy()
+    matrix[:, axis] *= sign[:, None]
+    shift[:, axis] *= sign
+    return sign, matrix, shift
+
+
+def assert_uncorrelated(limit: float, *draws: np.ndarray) -> None:
+    correlation = np.corrcoef(np.stack(draws))
+    np.testing.assert_allclose(correlation, np.eye(len(draws)), atol=limit)
 
 
 def test_none_returns_what_it_was_given() -> None:
@@ -58,6 +73,14 @@ def test_paper_flips_shifts_and_crops_within_the_stated_limits() -> None:
     assert 0.19 < np.abs(wide).max() < 0.221
 
 
+def test_paper_draws_flip_crop_and_both_offsets_independently() -> None:
+    flip, matrix, shift = unflipped(*affine("paper"), axis=0)
+    assert_uncorrelated(0.06, flip, matrix[:, 1, 1], shift[:, 0], shift[:, 1])
+    # the crop's place within 1 - s and the translation within 0.2, s in [0.8, 1]: the variances of both add up
+    by_crop, by_translation = 0.2**2 / 3 / 3, 0.2**2 / 3
+    np.testing.assert_allclose(shift.var(axis=0), by_crop + by_translation, rtol=0.06)
+
+
 def test_code_crops_about_the_centre_and_turns_a_fifth_by_whole_degrees() -> None:
     matrix, shift = affine("code")
     np.testing.assert_allclose(shift, 0, atol=1e-4)
@@ -74,6 +97,15 @@ def test_code_crops_about_the_centre_and_turns_a_fifth_by_whole_degrees() -> Non
     turned = degrees.round().astype(int)
     assert set(turned) == set(range(-15, 15))
     assert abs(np.mean(turned != 0) - 0.2 * 29 / 30) < 0.02
+
+
+def test_code_draws_flip_both_sides_and_the_turn_independently() -> None:
+    flip, matrix, _ = unflipped(*affine("code"), axis=0)
+    width, height = np.hypot(*matrix[:, 0].T), np.hypot(*matrix[:, 1].T)
+    degrees = np.degrees(np.arctan2(matrix[:, 1, 0], matrix[:, 1, 1])).round()
+    turned = degrees != 0
+    assert_uncorrelated(0.06, flip, width, height, turned)
+    assert_uncorrelated(0.12, flip[turned], width[turned], height[turned], degrees[turned])
 
 
 def test_a_turn_is_pillows_turn() -> None:
@@ -144,7 +176,20 @@ def test_the_identity_changes_nothing(side: int) -> None:
         torch.testing.assert_close(moved[1], target, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["paper", "code"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_shift_along_one_axis_alone_moves_image_and_mask(axis: int) -> None:
+    images, masks = torch.rand(1, 3, 20, 20), torch.rand(1, 1, 20, 20)
+    labels = torch.randint(0, 11, (1, 20, 20))
+    shift = torch.zeros(1, 2)
+    shift[0, axis] = 3 * 2 / 20  # three pixels, in half sides
+    for target in (masks, labels):
+        moved = warp(images, target, torch.eye(2)[None], shift, "zeros")
+        for got, data in zip(moved, (images, target), strict=True):
+            expected = data.narrow(-1 - axis, 3, 17)
+            torch.testing.assert_close(got.narrow(-1 - axis, 0, 17), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["paper", "code", "icon"])
 def test_image_and_foreground_mask_stay_together_up_to_the_edge(kind: str) -> None:
     images = torch.rand(16, 3, 40, 40)
     moved, masks = augment(images, images[:, :1].clone(), torch.arange(16), 1, 0, kind)  # type: ignore[arg-type]
@@ -152,6 +197,20 @@ def test_image_and_foreground_mask_stay_together_up_to_the_edge(kind: str) -> No
     assert not torch.equal(moved, images)
     assert masks.min() >= 0
     assert masks.max() <= 1
+
+
+def test_a_binary_mask_takes_the_pixel_nearest_to_where_the_image_was_fetched() -> None:
+    count, side = 200, 64
+    numbers = torch.arange(side * side, dtype=torch.float32).view(1, 1, side, side).expand(count, -1, -1, -1)
+    moved, found = augment(ramp(count, side), numbers, torch.arange(count), 0, 0, "edn")
+    # the ramp tells where a pixel came from; within a pixel of the edge it is interpolated with its mirror image
+    inner = (slice(None), slice(2, -2), slice(2, -2))
+    x, y = ((moved[:, axis].double().numpy()[inner] + 1) * side / 2 - 0.5 for axis in (0, 1))
+    # where the source lies within 0.01 of the middle between two pixels, either is right
+    clear = (np.abs(x - np.floor(x) - 0.5) > 0.01) & (np.abs(y - np.floor(y) - 0.5) > 0.01)
+    nearest = np.round(y) * side + np.round(x)
+    np.testing.assert_array_equal(found[:, 0].numpy()[inner][clear], nearest[clear])
+    assert clear.mean() > 0.9
 
 
 def test_paper_shows_no_black_edges_and_code_leaves_corners_black() -> None:
@@ -189,6 +248,14 @@ def test_labels_come_from_the_nearest_pixel_and_are_void_beyond_the_edge(ignore_
         checked += int((~inside).sum())
     assert checked > 1000
     assert moved.abs().max() <= 1
+
+
+def test_labels_beyond_the_edge_are_255_unless_told_otherwise() -> None:
+    images, labels = torch.rand(16, 3, 32, 32), torch.randint(1, 11, (16, 32, 32))
+    _, augmented = augment(images, labels, torch.arange(16), 0, 0, "paper")
+    _, warped = warp(images, labels, torch.eye(2).repeat(16, 1, 1), torch.full((16, 2), 0.5), "zeros")
+    for found in (augmented, warped):
+        assert set(found.unique().tolist()) == {*range(1, 11), 255}
 
 
 @pytest.mark.parametrize("kind", ["paper", "code"])

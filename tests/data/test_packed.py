@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -8,7 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +98,27 @@ def test_a_cache_that_does_not_fit_stays_where_it_is(
     packed.batch([0])
 
 
+def test_a_cache_of_half_of_the_free_memory_is_moved_to_the_device_piece_by_piece(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = pack(source, NAMES, 16, tmp_path / "cache")
+    expected = packed.batch([4, 1])
+    copy = packed_module._copied_to
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 5 * 16 * 16 * 4, 1 << 40))
+    monkeypatch.setattr(packed_module, "_copied_to", lambda data, device: copy(data, torch.device("cpu")))
+    for piece in (1, 2 * 16 * 16 * 3, 1 << 26):  # of one sample, of two, of all
+        monkeypatch.setattr(packed_module, "_PIECE_BYTES", piece)
+        assert packed.resident("cuda")
+        for got, wanted in zip(packed.batch([4, 1]), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_an_empty_batch_holds_nothing(tmp_path: Path, source: Source) -> None:
+    images, masks = pack(source, NAMES, 16, tmp_path / "cache").batch([])
+    assert images.shape == (0, 3, 16, 16)
+    assert masks.shape == (0, 16, 16)
+
+
 def test_a_pickled_cache_is_opened_again_and_not_copied(tmp_path: Path, source: Source) -> None:
     packed = pack(source, NAMES, 256, tmp_path / "cache")
     data = pickle.dumps(packed)
@@ -103,6 +128,16 @@ def test_a_pickled_cache_is_opened_again_and_not_copied(tmp_path: Path, source: 
     with pytest.raises(InputError, match="another cache"):
         pickle.loads(data)
     assert packed.images[4].any(), "what is open stays readable"
+
+
+def test_a_pickled_cache_is_not_taken_for_one_of_the_same_samples_with_other_content(
+    tmp_path: Path, source: Source
+) -> None:
+    data = pickle.dumps(pack(source, NAMES, 16, tmp_path / "cache"))
+    _touch(tmp_path)
+    assert pack(open_source(tmp_path / "set"), NAMES, 16, tmp_path / "cache").rebuilt
+    with pytest.raises(InputError, match="another cache"):
+        pickle.loads(data)
 
 
 def test_a_warm_cache_is_not_built_again(
@@ -115,16 +150,39 @@ def test_a_warm_cache_is_not_built_again(
     assert caplog.records == []
 
 
+def test_an_empty_folder_is_filled_without_a_warning(
+    tmp_path: Path, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir()
+    assert pack(source, NAMES, 16, tmp_path / "cache").rebuilt == "no manifest"
+    assert caplog.records == []
+
+
+def test_hashes_are_checked_only_when_asked_for(tmp_path: Path, source: Source) -> None:
+    pack(source, NAMES, 16, tmp_path / "cache")
+    _flip(tmp_path)
+    assert pack(source, NAMES, 16, tmp_path / "cache").rebuilt == ""
+    open_packed(tmp_path / "cache")
+    with pytest.raises(InputError, match=r"masks\.u8 does not have the hash"):
+        open_packed(tmp_path / "cache", verify=True)
+
+
+def test_images_of_one_pixel_can_be_packed(tmp_path: Path, source: Source) -> None:
+    packed = pack(source, NAMES, 1, tmp_path / "cache")
+    assert packed.images.shape == (5, 1, 1, 3)
+    assert packed.masks.shape == (5, 1, 1)
+
+
 def _touch(tmp_path: Path) -> None:
     samples.save(samples.mask(7), tmp_path / "set" / "masks" / "a.png")
 
 
-def _truncate(tmp_path: Path) -> None:
-    os.truncate(tmp_path / "cache" / "images.u8", 100)
+def _truncate(tmp_path: Path, file: str = "images.u8") -> None:
+    os.truncate(tmp_path / "cache" / file, 100)
 
 
-def _flip(tmp_path: Path) -> None:
-    with (tmp_path / "cache" / "masks.u8").open("r+b") as stream:
+def _flip(tmp_path: Path, file: str = "masks.u8") -> None:
+    with (tmp_path / "cache" / file).open("r+b") as stream:
         stream.seek(77)
         stream.write(b"\x55")
 
@@ -139,7 +197,9 @@ def _edit(tmp_path: Path, **changes: object) -> None:
     [
         (_touch, "source files that have changed"),
         (_truncate, "images.u8 has 100 bytes"),
+        (lambda p: _truncate(p, "masks.u8"), "masks.u8 has 100 bytes"),
         (_flip, "masks.u8 does not have the hash"),
+        (lambda p: _flip(p, "images.u8"), "images.u8 does not have the hash"),
         (lambda p: (p / "cache" / "masks.u8").unlink(), "incomplete"),
         (lambda p: (p / "cache" / "manifest.json").unlink(), "no manifest"),
         (lambda p: (p / "cache" / "manifest.json").write_text("{"), "unreadable manifest"),
@@ -181,6 +241,16 @@ def test_another_request_is_another_cache(
     assert packed.images.shape == (len(names), size, size, 3)
 
 
+def test_another_void_label_is_another_cache_of_classes_but_not_of_foreground(tmp_path: Path) -> None:
+    images, masks = samples.folders(tmp_path / "set", ["a"])
+    samples.save(np.zeros((30, 40), np.uint8), masks / "a.png")
+    source = open_source(images, masks)
+    for classes, reason in ((1, ""), (2, "ignore_index 255 (wanted 7)")):
+        folder = tmp_path / str(classes)
+        pack(source, ["a"], 16, folder, classes)
+        assert pack(source, ["a"], 16, folder, classes, ignore_index=7).rebuilt == reason
+
+
 def test_opening_what_is_no_cache_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="expected a cache"):
@@ -197,6 +267,19 @@ def test_grey_masks_are_counted_once_and_binarised_before_resizing(tmp_path: Pat
     assert open_packed(tmp_path / "cache").warnings == packed.warnings
     binary = Image.fromarray(np.where(grey > 127, 255, 0).astype(np.uint8))
     np.testing.assert_array_equal(packed.masks[0], binary.resize((16, 16), Image.Resampling.BILINEAR))
+
+
+def test_five_of_the_grey_masks_and_of_the_foreign_files_are_named(tmp_path: Path) -> None:
+    images, masks = samples.folders(tmp_path / "set", list("abcdefg"))
+    for name in "bcdefg":
+        samples.save(np.full((30, 40), 90, np.uint8), masks / f"{name}.png")
+    source = open_source(images, masks)
+    packed = pack(source, list("abcdefg"), 16, tmp_path / "cache")
+    assert packed.warnings == ["6 of 7 masks hold grey values, binarised at > 127 (b, c, d, e, f)"]
+    for name in "uvwxyz":
+        (tmp_path / "cache" / name).touch()
+    with pytest.raises(InputError, match=r"other files \(u, v, w, x, y\);"):
+        pack(source, ["a"], 16, tmp_path / "cache")
 
 
 def test_label_masks_keep_their_labels(tmp_path: Path) -> None:
@@ -412,6 +495,122 @@ def test_a_build_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "images.u8").stat().st_ino == winner, "the second uses the first's"
     assert output.splitlines()[-1] == f"sum {int(packed.images.sum())}"
     assert left_over(tmp_path) == ["cache", "set"]
+
+
+@contextmanager
+def lock_held(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock as another process would: a file that is opened twice is locked once."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def test_packing_does_not_wait_for_a_process_that_is_still_building(tmp_path: Path, source: Source) -> None:
+    building = tmp_path / ".cache.building-elsewhere"
+    building.mkdir()
+    (building / "images.u8").write_bytes(b"half")
+    packing = threading.Thread(target=pack, args=(source, NAMES, 16, tmp_path / "cache"), kwargs={"workers": 1})
+    with lock_held(building):
+        packing.start()
+        packing.join(timeout=10)
+        waited = packing.is_alive()
+    packing.join()
+    assert not waited
+    assert (building / "images.u8").read_bytes() == b"half", "a living process's folder is left alone"
+    assert len(open_packed(tmp_path / "cache", verify=True)) == len(NAMES)
+
+
+def test_what_a_dead_process_left_is_removed_and_what_belongs_to_other_caches_is_not(
+    tmp_path: Path, source: Source
+) -> None:
+    for name in (".cache.building-dead", ".cache2.building-x", ".cache", ".building-x", "cache.building-x"):
+        (tmp_path / name).mkdir()
+    pack(source, NAMES, 16, tmp_path / "cache")
+    assert left_over(tmp_path) == [".building-x", ".cache", ".cache2.building-x", "cache", "cache.building-x", "set"]
+
+
+def test_nothing_is_built_in_a_folder_that_another_process_is_about_to_remove(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its making and its locking a new folder looks abandoned, and another process may lock it first."""
+    make, taken, locked, removed = Path.mkdir, [], threading.Event(), threading.Event()
+
+    def remove(folder: Path) -> None:
+        with lock_held(folder):
+            locked.set()
+            time.sleep(0.2)
+            folder.rmdir()
+            removed.set()
+
+    def make_and_lose(folder: Path, *arguments: object, **options: object) -> None:
+        new = not folder.exists()
+        make(folder, *arguments, **options)  # type: ignore[arg-type]
+        if new and not taken:
+            taken.append(folder)
+            threading.Thread(target=remove, args=(folder,)).start()
+            locked.wait()
+
+    (tmp_path / "caches").mkdir()
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    when_decoding: list[bool] = []
+    packed = pack(
+        source, NAMES, 16, tmp_path / "caches" / "cache", workers=1,
+        progress=lambda *_: when_decoding.append(removed.is_set()),
+    )  # fmt: skip
+    assert taken[0].name.startswith(".cache.building-")
+    assert when_decoding == [True]
+    assert not taken[0].exists()
+    assert len(open_packed(packed.folder, verify=True)) == len(NAMES)
+    assert left_over(tmp_path / "caches") == ["cache"]
+
+
+def test_a_folder_is_locked_for_as_long_as_something_is_built_in_it(tmp_path: Path, source: Source) -> None:
+    locked: list[bool] = []
+
+    def progress(*_: int) -> None:
+        (building,) = tmp_path.glob(".cache.building-*")
+        try:
+            with lock_held(building):
+                locked.append(False)
+        except BlockingIOError:
+            locked.append(True)
+
+    pack(source, NAMES, 16, tmp_path / "cache", workers=1, progress=progress)
+    assert locked == [True]
+
+
+def test_a_finished_cache_takes_the_place_of_a_stale_one_but_not_of_anything_else(
+    tmp_path: Path, source: Source
+) -> None:
+    def spoil(*_: int) -> None:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(InputError, match=r"other files \(thesis\.tex\)"):
+        pack(source, NAMES, 16, tmp_path / "cache", workers=1, progress=spoil)
+    assert (tmp_path / "cache" / "thesis.tex").read_text() == "years of work"
+    assert left_over(tmp_path) == ["cache", "set"]
+
+    def stale(*_: int) -> None:
+        pack(source, NAMES[:2], 16, tmp_path / "other", workers=1)
+
+    packed = pack(source, NAMES, 16, tmp_path / "other", workers=1, progress=stale)
+    assert packed.names == open_packed(tmp_path / "other", verify=True).names == NAMES
+    assert packed.folder == tmp_path / "other"
+
+
+def test_a_damaged_cache_that_another_process_put_in_place_is_replaced_when_asked_to_verify(
+    tmp_path: Path, source: Source
+) -> None:
+    def damaged(*_: int) -> None:
+        pack(source, NAMES, 16, tmp_path / "cache", workers=1)
+        _flip(tmp_path)
+
+    pack(source, NAMES, 16, tmp_path / "cache", workers=1, verify=True, progress=damaged)
+    open_packed(tmp_path / "cache", verify=True)
 
 
 def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path: Path, source: Source) -> None:

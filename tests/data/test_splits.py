@@ -20,6 +20,26 @@ def test_a_list_decides_in_any_order_and_with_suffixes(tmp_path: Path) -> None:
     assert train == ["c", "e"]
 
 
+def test_a_listed_name_that_ends_like_a_file_is_taken_as_it_is_where_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "val.txt"
+    path.write_text("a.png\nb.png\n")
+    assert split(["a", "a.png", "b", "c"], path) == (["a", "c"], ["a.png", "b"])
+
+
+def test_a_list_may_begin_with_a_byte_order_mark_and_hold_any_bytes_but_newlines(tmp_path: Path) -> None:
+    strange = ["vertical\vtab", "line\u2028separator", b"latin-\xe9".decode("utf-8", "surrogateescape")]
+    path = tmp_path / "val.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(["first", *strange]).encode("utf-8", "surrogateescape"))
+    assert split(["first", "other", *strange], path) == (["other"], sorted(["first", *strange]))
+
+
+def test_five_of_the_unknown_names_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "val.txt"
+    path.write_text("\n".join("gfedcba"))
+    with pytest.raises(InputError, match=r"6 names that are not in the data set \(b, c, d, e, f\)"):
+        split(["a", "x"], path)
+
+
 def test_listed_names_that_do_not_exist_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "val.txt"
     path.write_text("a\nx\ny\n")
@@ -53,6 +73,27 @@ def test_the_side_is_the_hash_of_seed_and_name() -> None:
         assert validation == sorted(n for n in NAMES if hashes[n] < 2**254)
 
 
+def fraction(name: str, seed: int) -> float:
+    """The hash of a seed and a name, as a number in [0, 1) of 48 bits."""
+    data = str(seed).encode() + b":" + name.encode("utf-8", "surrogateescape")
+    return int(hashlib.sha256(data).hexdigest()[:12], 16) / 2**48
+
+
+def test_a_count_takes_the_names_with_the_smallest_hashes() -> None:
+    names = [*NAMES[:20], b"latin-\xe9".decode("utf-8", "surrogateescape")]
+    for seed in (0, 7):
+        ranked = sorted(names, key=lambda name: fraction(name, seed))
+        for count in (1, 2, 20):
+            assert split(names, count, seed)[1] == sorted(ranked[:count])
+    assert split(names, 5) == split(names, 5, seed=0)
+
+
+def test_a_ratio_leaves_out_the_name_whose_hash_it_is() -> None:
+    ratio = fraction("image_3", 0)
+    assert "image_3" in split(NAMES, ratio)[0]
+    assert "image_3" in split(NAMES, ratio + 2**-48)[1]
+
+
 def test_a_ratio_is_met_about_and_a_count_exactly() -> None:
     assert abs(len(split(NAMES, 0.2)[1]) - 400) < 80
     assert len(split(NAMES, 123)[1]) == 123
@@ -67,6 +108,10 @@ def test_no_validation_is_possible_and_empty_sides_are_not() -> None:
     for bad in (1.0, -0.1, len(NAMES), -1, float("nan")):
         with pytest.raises(InputError, match="validation"):
             split(NAMES, bad)
+    with pytest.raises(InputError, match="2000 of 2000 images; expected 0 to 1999"):
+        split(NAMES, 2000)
+    with pytest.raises(InputError, match=r"the ratio 1\.0; expected a ratio in \[0, 1\)"):
+        split(NAMES, 1.0)
     with pytest.raises(InputError, match="a count"):
         split(["a", "b"], 1e-9)
     with pytest.raises(ValueError, match="twice"):

@@ -140,9 +140,10 @@ def test_grad_norms_are_the_derivative_divided_by_powers_of_b():
     for technique, beta in (("hi", 2.0), ("si", 1.5), ("m", 1.0), ("dm", 1.0)):
         b = beta / 2
         for grad_norm, factor in (("none", b), ("paper", 1), ("confidence", 1 / b)):
-            method = quiet("aslp-mc", technique=technique, grad_norm=grad_norm)
-            method.freeze(0.5)
-            assert visit(method, 5.0) == pytest.approx(0.002 * 5 * factor, abs=1e-7)
+            for name in ("aslp-mc", "aslp-mei"):
+                method = quiet(name, technique=technique, grad_norm=grad_norm)
+                method.freeze(0.5)
+                assert visit(method, 5.0) == pytest.approx(0.002 * 5 * factor, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_images_mostly_wrong_lose_their_perturbation(name):
 @pytest.mark.parametrize(
     ("name", "options", "bound"),
     [
-        ("aslp-mc", {}, "lam < 1000"),
+        ("aslp-mc", {}, "lam < 1000, fastest at 500"),
         ("aslp-mc", {"technique": "si"}, r"lam < 1333\.33"),
         ("aslp-mc", {"technique": "hi", "num_classes": 4}, "lam < 1000"),
         ("aslp-mc", {"lam": 1000.0}, "lam < 1000"),
@@ -228,6 +229,12 @@ def test_the_defaults_are_the_papers():
     for name in ("aslp-mei", "aslp-mc", "als"):
         method = quiet(name, warmup=None)
         assert (method.eta, method.lam, method.warmup, method.accuracy_mode) == (0.002, 2000.0, 5, "running")
+        method = quiet(name, warmup=None, schedule="two-stage")
+        assert (method.warmup, method.accuracy_mode) == (30, "frozen")
+    for name in ("aslp-mei", "aslp-mc"):
+        method = quiet(name)
+        assert (method.technique, method.noise_bound, method.grad_norm, method.band) == ("hi", 0.5, "paper", None)
+    assert (quiet("als").gradient, quiet("als").constraint, quiet("aslp-mc").constraint) == ("exact", *["penalty"] * 2)
     assert quiet("aslp-mc", preset="stable").lam == 500
     assert quiet("aslp-mc", preset="stable", lam=700.0).lam == 700
 
@@ -306,6 +313,30 @@ def test_an_index_past_the_end_is_no_padding():
     ):
         with pytest.raises(IndexError, match="out of bounds"):
             call()
+
+
+def test_statistics_hold_the_quartiles():
+    method = quiet("aslp-mc", num_samples=5, lam=500.0)
+    method.alpha.copy_(torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2]))
+    found = method.statistics()
+    names = ("min", "q25", "median", "q75", "max", "mean")
+    assert [found[f"alpha_{name}"] for name in names] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.2])
+    assert found["negative_share"] == 0  # of no visits
+
+
+def test_a_gap_of_exactly_0_is_not_negative():
+    method = quiet("aslp-mc", num_samples=4, lam=500.0)
+    logits = torch.tensor([0.0, -1.0, 1.0, -1.0]).view(4, 1, 1, 1)
+    method.after_step(logits, torch.ones(4, 1, 1, 1), torch.tensor([0, 1, 2, -1]))
+    assert method.statistics()["negative_share"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_accuracies_of_0_and_1_are_fractions(accuracy):
+    method = quiet("aslp-mc")
+    method.after_epoch(result(accuracy))
+    assert method.statistics()["accuracy"] == accuracy
+    method.freeze(accuracy)
 
 
 def test_statistics_are_those_of_the_real_images():

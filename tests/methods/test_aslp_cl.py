@@ -103,6 +103,25 @@ def test_nothing_moves_before_the_loop_closes():
     assert float(method.bound) < 1
 
 
+def test_the_log_holds_the_bound_in_place_of_the_accuracy_and_the_gap_once_there_is_one():
+    method = create("aslp-cl", num_samples=1, warmup=0)
+    before = method.statistics()
+    assert before["bound"] == 1
+    assert {"accuracy", "gap"}.isdisjoint(before)
+    method.after_epoch(result(0.94))
+    after = method.statistics()
+    assert (after["bound"], after["gap"]) == (pytest.approx(0.98), pytest.approx(0.04))
+    assert "accuracy" not in after
+
+
+def test_validations_are_counted_as_epochs_and_their_accuracy_is_kept():
+    method = create("aslp-cl", num_samples=1)
+    for epoch in range(3):
+        assert method.epoch == epoch
+        method.after_epoch(result(0.95, 0.8 + 0.01 * epoch))
+    assert float(method.last_accuracy) == pytest.approx(0.82)
+
+
 def test_state_survives_a_checkpoint():
     first = create("aslp-cl", num_samples=4, warmup=0)
     first.start_epoch(0)
@@ -126,6 +145,33 @@ def test_a_loop_beyond_the_bound_swings():
         create("aslp-cl", num_samples=1, gain=0.5, smoothing=0.8)
 
 
+def test_the_defaults_are_those_of_the_documentation():
+    method = create("aslp-cl", num_samples=1)
+    found = method.gain, method.smoothing, method.floor, method.eta, method.warmup, method.technique
+    assert found == (0.5, 0.3, 0.75, 0.05, 1, "hi")
+    assert (method.noise_bound, method.grad_norm, method.band, method.lam) == (0.5, "paper", None, 0.0)
+    assert (float(method.bound), method.statistics()["bound"]) == (1.0, 1.0)
+
+
+def test_by_default_one_visit_reaches_the_farthest_threshold_and_takes_no_more_than_eta_times_the_gap():
+    method = create("aslp-cl", num_samples=2, warmup=0)
+    for epoch in range(20):
+        method.start_epoch(epoch)
+        method.after_epoch(result(1.0, 0.5))
+    assert float(method.bound) == 0.75
+    method.after_step(torch.tensor([5.0, 1.0]).view(2, 1, 1, 1), torch.ones(2, 1, 1, 1), torch.tensor([0, 1]))
+    assert method.alpha.tolist() == pytest.approx([0.25, 0.05])
+
+
+@pytest.mark.parametrize(
+    "options", [{"gain": 0.999}, {"gain": 1e-3}, {"smoothing": 0.0}, {"floor": 0.5}, {"floor": 1.0}]
+)
+def test_options_just_inside_the_stable_range_are_taken(options):
+    options = {"gain": 0.5, "smoothing": 0.0} | options
+    method = create("aslp-cl", num_samples=1, **options)
+    assert {name: getattr(method, name) for name in options} == options
+
+
 @pytest.mark.parametrize("option", ["lam", "preset", "schedule", "constraint", "accuracy"])
 def test_options_of_the_other_rules_are_refused(option):
     with pytest.raises(TypeError, match=f"unknown option {option!r}"):
@@ -133,8 +179,18 @@ def test_options_of_the_other_rules_are_refused(option):
 
 
 @pytest.mark.parametrize(
-    "option", [{"gain": 1.0}, {"gain": 0.0}, {"smoothing": 1.0}, {"smoothing": -0.1}, {"floor": 0.4}]
+    "option",
+    [
+        {"gain": 1.0},
+        {"gain": 0.0},
+        {"smoothing": 1.0},
+        {"smoothing": 0.5},
+        {"smoothing": -0.1},
+        {"floor": 0.4},
+        {"floor": 0.5 - 1e-9},
+        {"floor": 1.0 + 1e-9},
+    ],
 )
 def test_options_outside_the_stable_range_are_refused(option):
-    with pytest.raises(ValueError, match=next(iter(option))):
+    with pytest.raises(ValueError, match=f"^{next(iter(option))}: found"):
         create("aslp-cl", num_samples=1, **option)

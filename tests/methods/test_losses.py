@@ -11,6 +11,7 @@ from densecal.methods.losses import (
     class_gap,
     cross_entropy_with_void,
     image_gap,
+    pixel_shares,
 )
 
 VOID = 255
@@ -105,6 +106,45 @@ def test_loss_is_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(bce_with_void(z, y), binary_cross_entropy_with_logits(z, y))
         assert torch.equal(image_gap(z, y), image_gap(z.float(), y))
+
+
+def test_cross_entropy_is_float32_under_autocast():
+    z, y = class_batch(True)
+    targets = SmoothedLabels(y, torch.rand(4))
+    expected = cross_entropy_with_void(z, targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(cross_entropy_with_void(z, targets), expected)
+
+
+@pytest.mark.parametrize("shape", ["sample", "pixel"])
+@pytest.mark.parametrize("of", ["samples", "pixels"])
+def test_shares_are_weights_relative_to_their_mean(shape, of):
+    weight = torch.rand(3) if shape == "sample" else torch.rand(3, 1, 4, 5)
+    valid = torch.tensor([True, False, True]) if of == "samples" else torch.rand(3, 1, 4, 5) < 0.7
+    wanted = weight.double().view(3, 1, 1, 1) if shape == "sample" else weight.double()
+    wanted = wanted.expand(3, 1, 4, 5) * valid.view(3, *valid.shape[1:] or (1, 1, 1))
+    if of == "samples":
+        wanted = wanted.sum(dim=(1, 2, 3))
+    wanted = wanted / wanted.mean()
+    torch.testing.assert_close(pixel_shares(valid, weight).double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_shares_of_nothing_are_0_and_of_everything_exactly_1():
+    assert torch.equal(pixel_shares(torch.ones(2, 3, dtype=torch.bool)), torch.ones(2, 3))
+    assert torch.equal(pixel_shares(torch.zeros(2, 3, dtype=torch.bool)), torch.zeros(2, 3))
+    assert torch.equal(pixel_shares(torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)), torch.zeros(2, 3))
+
+
+def test_void_is_255_unless_told_otherwise():
+    for loss, gap, (z, y) in (
+        (bce_with_void, image_gap, binary_batch(True)),
+        (cross_entropy_with_void, class_gap, class_batch(True)),
+    ):
+        assert torch.equal(loss(z, y), loss(z, y, VOID))
+        assert torch.equal(gap(z, y), gap(z, y, VOID))
+        other = torch.where(y == VOID, -7, y)
+        assert torch.equal(loss(z, other, -7), loss(z, y))
+        assert torch.equal(gap(z, other, -7), gap(z, y))
 
 
 def test_gap_is_the_difference_of_two_losses(vectors):

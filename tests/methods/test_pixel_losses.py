@@ -54,6 +54,52 @@ def test_void_pixels_change_nothing(name, classes):
     assert garbage.grad[:, :, :4].ne(0).any()
 
 
+@pytest.mark.parametrize("name", ["ml1-ace", "soft-ece", "s-avuc", "mmce"])
+def test_a_soft_label_of_exactly_one_half_is_background_for_the_term(name):
+    z, masks = batch(1)
+    z[:, :, 0], masks[:, :, 0] = 3.0, 0.5
+    plain = create("bce", num_samples=9)
+
+    def term(label: float) -> float:
+        y = torch.where(masks == 0.5, label, masks)
+        return (make(name).loss(z, y) - plain.loss(z, y)).item()
+
+    assert term(0.5) == pytest.approx(term(0.0), abs=1e-6)
+    assert term(0.5 + 2**-20) == pytest.approx(term(1.0), abs=1e-6)
+    assert abs(term(0.0) - term(1.0)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["soft-ece", "s-avuc", "mmce"])
+def test_a_logit_of_exactly_0_chooses_background_in_the_term(name):
+    z, masks = batch(1)
+    plain = create("bce", num_samples=9)
+
+    def term(logit: float) -> float:
+        moved = torch.cat([z[:, :, 1:], torch.full_like(z[:, :, :1], logit)], dim=2)
+        return (make(name).loss(moved, masks) - plain.loss(moved, masks)).item()
+
+    assert term(0.0) == pytest.approx(term(-1e-6), abs=1e-5)
+    assert abs(term(0.0) - term(1e-6)) > 1e-3
+
+
+@pytest.mark.parametrize(("label", "gamma"), [(0.5, 3.0), (0.5 + 2**-20, 5.0)])
+def test_flsd_takes_a_soft_label_of_exactly_one_half_for_background(label, gamma):
+    p = 0.1  # of foreground: below 0.2, where its gamma is 5; of background 0.9, where it is 3
+    z = torch.full((1, 1, 1, 1), math.log(p / (1 - p)))
+    expected = -label * (1 - p) ** gamma * math.log(p) - (1 - label) * p**gamma * math.log(1 - p)
+    assert make("flsd").loss(z, torch.full_like(z, label)).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("label", "gamma"), [(0.5, 1.0), (0.5 + 2**-20, 4.0)])
+def test_adafocal_takes_a_soft_label_of_exactly_one_half_for_background(label, gamma):
+    method = create("adafocal", num_samples=9, bins=2)
+    method.gamma.copy_(torch.tensor([4.0, 1.0]))  # below and above p_t = 0.5
+    p = 0.1
+    z = torch.full((1, 1, 1, 1), math.log(p / (1 - p)))
+    expected = -label * (1 - p) ** gamma * math.log(p) - (1 - label) * p**gamma * math.log(1 - p)
+    assert method.loss(z, torch.full_like(z, label)).item() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("classes", [1, 4])
 def test_padding_samples_and_images_of_void_change_nothing(name, classes):

@@ -76,6 +76,20 @@ def test_alpha_zero_is_cross_entropy_bit_for_bit(name):
     assert torch.equal(method.loss(z, method.prepare(z, y, index)[1]), make("bce", num_classes=4).loss(z, y))
 
 
+@pytest.mark.parametrize(("technique", "alpha"), [("hi", 0.01), ("si", 0.02), ("m", 0.03), ("dm", 0.03)])
+def test_static_slp_has_the_probabilities_of_the_papers_ablation(technique, alpha):
+    method = create("slp", num_samples=2, technique=technique)
+    assert method.probability == alpha
+    method.uniform = lambda index, stream, count=1: torch.tensor([[alpha], [alpha - 1e-6]]).expand(2, count)
+    y = torch.ones(2, 1, 3, 3)
+    assert (method.prepare(y, y, torch.arange(2))[1] != y).flatten(1).all(1).tolist() == [False, True]
+
+
+def test_static_slp_inverts_labels_unless_told_otherwise():
+    method = create("slp", num_samples=1)
+    assert (method.technique, method.probability, method.noise_bound, method.band) == ("hi", 0.01, 0.5, None)
+
+
 def test_certain_hard_inversion_is_bce_with_inverted_masks():
     z, y, index = binary_batch()
     method = make("aslp-mc", technique="hi")
@@ -331,3 +345,15 @@ def test_masks_of_0_and_255_are_warned_of_once(name):
         method.prepare(images, masks, index)
         method.after_epoch(SimpleNamespace(accuracy=0.9, mean_confidence=0.9))
     assert not any("alone" in str(w.message) for w in seen)
+
+
+@pytest.mark.parametrize(("classes", "void"), [(1, False), (3, True), (3, False)])
+def test_masks_of_background_alone_or_of_classes_are_not_warned_of(classes, void):
+    masks = torch.zeros(2, 1, 4, 4) if classes == 1 else torch.zeros(2, 4, 4, dtype=torch.int64)
+    if void:
+        masks[0, :2] = VOID
+    method = create("bce", num_samples=2, num_classes=classes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.prepare(torch.zeros(2, 3, 4, 4), masks, torch.tensor([0, 1]))
+        method.after_epoch(SimpleNamespace(accuracy=0.9))

@@ -65,8 +65,16 @@ def test_a_bad_value_is_refused_by_its_option_name(name, option, value):
 
 def test_dynamic_moderation_is_for_one_sigmoid_logit():
     for name in ("slp", "aslp-mei", "aslp-mc"):
-        with pytest.raises(ValueError, match="'dm' with 3 classes; expected 'm'"):
-            create(name, num_samples=3, num_classes=3, technique="dm")
+        for classes in (2, 3):
+            with pytest.raises(ValueError, match=f"'dm' with {classes} classes; expected 'm'"):
+                create(name, num_samples=3, num_classes=classes, technique="dm")
+
+
+def test_the_largest_probability_is_that_of_the_number_of_classes():
+    for classes, top in ((1, 0.5), (2, 0.5), (4, 0.75)):
+        assert create("slp", num_samples=3, num_classes=classes, alpha=top - 1e-6).probability == top - 1e-6
+        with pytest.raises(ValueError, match=f"alpha: found {top}; expected 0 <= alpha < {top}"):
+            create("slp", num_samples=3, num_classes=classes, alpha=top)
 
 
 def test_a_users_own_method_is_one_decorated_class():

@@ -55,7 +55,16 @@ def test_perfect_chance_and_inverted():
     assert auroc([0.2, 0.3], [0.0, 0.1]) == 0.0
 
 
-@pytest.mark.parametrize(("inside", "outside", "named"), [([], [1], "in_scores"), ([1], [float("nan")], "out_scores")])
+@pytest.mark.parametrize(
+    ("inside", "outside", "named"),
+    [
+        ([], [1], "in_scores"),
+        ([1], [], "out_scores"),
+        ([1], [float("nan")], "out_scores"),
+        ([1, 2], [0.5, float("nan")], "out_scores"),
+        ([float("nan"), 2], [0.5], "in_scores"),
+    ],
+)
 def test_missing_scores_are_refused(inside, outside, named):
     with pytest.raises(ValueError, match=named):
         separation(inside, outside)
@@ -83,6 +92,21 @@ def test_entropy_is_that_of_torch_and_counts_every_pixel():
     sums.add_map(p)
     assert sums.images == pytest.approx([expected.mean()], abs=1e-14)
     assert sums.histogram.tolist() == np.histogram(expected.clip(0, 1), BINS, (0, 1))[0].tolist()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_entropy_is_taken_in_float64_whatever_the_map(kind):
+    p = np.random.default_rng(0).random(200).astype(kind)
+    assert binary_entropy(p).tolist() == binary_entropy(p.astype(np.float64)).tolist()
+
+
+def test_a_record_has_a_hundred_bins_of_entropy_and_one_number_an_image():
+    sums = EntropySums()
+    sums.add_map(np.array([0.0, 0.5, 0.5, 1.0]))
+    sums.add_levels(np.bincount([0, 0, 255], minlength=256))
+    record = sums.as_dict()
+    assert record["histogram"] == [5] + [0] * 98 + [2]
+    assert record["images"] == [0.5, 0.0]
 
 
 def test_merging_keeps_the_order_of_images():

@@ -306,11 +306,19 @@ def test_iou_without_any_foreground_is_undefined() -> None:
     assert result.mae == 0
 
 
-@pytest.mark.parametrize(("dtype", "zone_count"), [(np.uint8, 1), (np.uint8, 3), (np.uint8, 200), (np.uint16, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "zone_count"),
+    [
+        *((np.uint8, zones) for zones in (1, 3, 32, 33, 100, 128, 129, 200)),
+        (np.uint16, 1),
+        (np.uint16, 3),
+    ],
+)
 def test_count_levels_counts_pixels(dtype: type, zone_count: int) -> None:
     rng = np.random.default_rng(zone_count)
     prediction = rng.integers(0, np.iinfo(dtype).max + 1, (7, 9)).astype(dtype)
     mask, zones = rng.random((7, 9)) < 0.4, rng.integers(0, zone_count, (7, 9)).astype(np.uint8)
+    prediction[-1], mask[-1], zones[-1] = np.iinfo(dtype).max, True, zone_count - 1
     counts = count_levels(prediction, mask, zones if zone_count > 1 else None, zone_count)
     assert counts.dtype == np.int64
     assert counts.shape == (zone_count, 2, np.iinfo(dtype).max + 1)
@@ -338,8 +346,40 @@ def test_what_is_no_map_and_mask_is_refused() -> None:
         count_levels(prediction / 255, mask)
     with pytest.raises(ValueError, match="zones"):
         count_levels(prediction, mask, np.full((3, 4), 2), 2)
-    with pytest.raises(ValueError, match="counts"):
-        meter.update_levels(np.zeros((2, 256), dtype=np.int64))
+    with pytest.raises(ValueError, match="zones"):
+        count_levels(prediction, mask, np.full((3, 4), -1), 2)
+    with pytest.raises(ValueError, match="zones"):
+        count_levels(prediction, mask, np.zeros((1, 4), dtype=int), 2)
+    for shape in ((2, 256), (1, 2, 65536), (1, 3, 256), (1, 1, 2, 256)):
+        with pytest.raises(ValueError, match=r"counts: found shape .*; expected \(maps, 2, 256\)"):
+            meter.update_levels(np.zeros(shape, dtype=np.int64))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_levels_are_counted_of_a_map_and_a_boolean_mask_of_its_shape(kind: type) -> None:
+    prediction, mask = np.zeros((3, 4), dtype=kind), np.zeros((3, 4), dtype=bool)
+    # each of these could be stretched to the other's shape
+    for wrong in (prediction[:1], prediction[:, :1], prediction[0], prediction[None]):
+        with pytest.raises(ValueError, match=r"prediction: found shape .*; expected \(3, 4\) as the mask"):
+            count_levels(wrong, mask)
+    with pytest.raises(ValueError, match=r"prediction: found shape \(3, 4\); expected \(1, 4\)"):
+        count_levels(prediction, mask[:1])
+    for wrong_mask in (mask.astype(np.uint8), mask.astype(np.int64), mask.astype(float)):
+        with pytest.raises(TypeError, match=r"mask: found .*; expected bool"):
+            count_levels(prediction, wrong_mask)
+
+
+def test_structure_is_measured_of_rows_and_columns_alone() -> None:
+    prediction, mask = scene(0, 6, 8)
+    meter = SegmentationMeter()
+    with pytest.raises(ValueError, match=r"mask: found shape \(48,\); expected \(height, width\)"):
+        meter.update_structure(prediction.ravel(), mask.ravel())
+    with pytest.raises(ValueError, match="prediction: found shape"):
+        meter.update_structure(prediction[:1], mask)
+    meter.update_structure(np.empty((0, 8), dtype=np.uint8), np.empty((0, 8), dtype=bool))
+    meter.update_structure(prediction, mask)
+    meter.update_levels(count_levels(prediction, mask))
+    assert_same(meter.compute(), score([(prediction, mask)]))
 
 
 def test_a_meter_says_what_it_lacks() -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression, minimize
+from scipy.optimize import isotonic_regression, minimize, minimize_scalar
+from scipy.special import expit
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, create
+from densecal.posthoc.isotonic import pool_adjacent_violators
 from densecal.posthoc.scores import score_batches, score_histogram
 
 from .common import crooked, histogram_of, honest, probabilities
@@ -157,6 +159,62 @@ def test_temperature_finds_any_scale(temperature):
     assert float(fitted.temperature) == pytest.approx(temperature, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("z", "y"),
+    [
+        ([2.0, 1.0, 3.0, -2.0, 1.5, -0.5], [1, 1, 1, 0, 0, 0]),
+        ([2.0, -1.5, 0.5, -2.0, -1.0, -3.0], [1, 1, 1, 0, 0, 0]),
+        ([2.0, -1.0, 3.0, 0.7, 1.5, -2.5, -0.2], [1, 1, 1, 0, 0, 0, 0]),
+    ],
+    ids=["background", "foreground", "both"],
+)
+def test_mistakes_on_either_class_alone_set_the_temperature(z, y):
+    wrongness = np.where(np.array(y) == 1, -1.0, 1.0) * z
+    best = minimize_scalar(lambda s: np.logaddexp(0.0, s * wrongness).mean(), (0.1, 1.0), tol=1e-12).x
+    assert float(create("temperature").fit(histogram_of(z, y)).temperature) == pytest.approx(1 / best, rel=1e-5)
+
+
+def test_pixels_of_both_classes_weigh_the_same_in_a_temperature():
+    z, y = crooked(2000)
+    fitted, mirrored = create("temperature").fit(histogram_of(z, y)), create("temperature").fit(histogram_of(-z, 1 - y))
+    assert float(mirrored.temperature) == pytest.approx(float(fitted.temperature), rel=1e-12)
+
+
+@pytest.mark.parametrize("excess", [1e-9, 1e-4, 0.5])
+def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess):
+    right, wrong = 1.0 + excess, 1.0
+    T = float(create("temperature").fit(histogram_of([right, wrong], [1, 0])).temperature)
+
+    def slope_of_nll(s):
+        return wrong * expit(s * wrong) - right * expit(-s * right)
+
+    assert slope_of_nll(0.999 / T) < 0 < slope_of_nll(1.001 / T)
+    with pytest.raises(InputError, match="best T is infinite"):
+        create("temperature").fit(histogram_of([right, wrong], [0, 1]))
+
+
+def test_logits_that_lean_nowhere_have_no_temperature():
+    with pytest.raises(InputError, match="best T is infinite"):
+        create("temperature").fit(histogram_of([2.0, -1.0, 0.5, 0.5], [1, 1, 0, 0]))
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_weak_slope_is_fitted_and_a_falling_one_refused_where_the_map_must_rise(slope, sign):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=100_000) * 3
+    y = (rng.random(z.size) < 1 / (1 + np.exp(-sign * slope * z))).astype(int)
+    platt = create("platt").fit(histogram_of(z, y))
+    assert float(platt.a) == pytest.approx(sign * slope, abs=0.01)
+    for name in ("temperature", "beta"):
+        if sign < 0:
+            with pytest.raises(InputError, match="point away from the labels"):
+                create(name).fit(histogram_of(z, y))
+            continue
+        p = probabilities(create(name).fit(histogram_of(z, y)), [-3.0, 0.0, 3.0])
+        assert p == pytest.approx(1 / (1 + np.exp(-slope * np.array([-3.0, 0.0, 3.0]))), abs=0.01)
+
+
 def test_platt_targets_keep_separable_data_finite():
     histogram = histogram_of([-2.0, -1.0, 1.0, 2.0], [0, 0, 1, 1])
     fitted = create("platt", targets=True).fit(histogram)
@@ -192,6 +250,36 @@ def test_isotonic_rises_and_is_calibrated_block_by_block(pixels):
     rivals = np.sort(rng.random((200, len(z))), axis=1)
     own = y[np.argsort(z)]
     assert ((p - own) ** 2).sum() <= ((rivals - own) ** 2).sum(axis=1).min() + 1e-12
+
+
+def test_isotonic_keeps_the_two_ends_of_every_block_and_one_point_where_they_are_the_same():
+    z = [-3.0, -3.0, -2.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0]
+    fitted = create("isotonic").fit(histogram_of(z, [0, 0, 1, 0, 0, 0, 1, 1, 1]))
+    assert fitted.z.tolist() == [-3.0, -2.0, -1.0, 0.0, 1.0]
+    assert fitted.y.tolist() == pytest.approx([0.0, 1 / 3, 1 / 3, 0.5, 1.0])
+
+
+def test_neighbours_of_one_value_are_one_block():
+    value, first, last = pool_adjacent_violators(np.array([2.0, 4.0, 3.0, 5.0]), np.array([1.0, 2.0, 2.0, 5.0]))
+    assert value.tolist() == pytest.approx([1 / 2, 2 / 3, 1.0])
+    assert (first.tolist(), last.tolist()) == ([0, 2, 3], [1, 2, 3])
+
+
+def test_isotonic_of_one_logit_is_constant():
+    fitted = create("isotonic").fit(histogram_of([1.0, 1.0, 1.0], [0, 1, 0]))
+    fitted.check()
+    assert probabilities(fitted, [-9.0, 1.0, 9.0]) == pytest.approx([1 / 3] * 3)
+
+
+def test_isotonic_points_that_are_one_in_float32_give_numbers():
+    given_ = create("isotonic")
+    given_.set_table("z", [0.0, 1.0, 1.0 + 1e-12, 2.0])
+    given_.set_table("y", [0.0, 0.25, 0.5, 1.0])
+    z = torch.tensor([0.5, 1.0, 1.5])
+    p = given_(z.view(1, 1, 1, 3)).flatten()
+    assert bool(p.isfinite().all())
+    assert p.tolist() == sorted(p.tolist())
+    assert 0.25 <= float(p[1]) <= 0.5
 
 
 def overconfident(count, seed=0):
@@ -251,7 +339,8 @@ def test_the_chosen_class_never_changes(name):
 @pytest.mark.parametrize("name", BINARY)
 def test_outputs_have_the_shape_and_type_of_a_map(name):
     fitted = create(name).fit(histogram_of(*crooked(2000)))
-    for dtype, expected in ((torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+    kinds = (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2
+    for dtype, expected in kinds:
         p = fitted((torch.randn(2, 1, 5, 7) * 30).to(dtype))
         assert p.shape == (2, 1, 5, 7)
         assert p.dtype == expected
@@ -260,8 +349,9 @@ def test_outputs_have_the_shape_and_type_of_a_map(name):
     assert torch.allclose(fitted(z), fitted(z.double()).float(), atol=2e-6)
     with pytest.raises(ValueError, match=r"\(B, 1, H, W\)"):
         fitted(torch.zeros(2, 3, 4, 4))
-    with pytest.raises(ValueError, match=r"\(B, 1, H, W\)"):
-        fitted(torch.zeros(4, 4))
+    for shape in ((4, 4), (4, 1), (2, 1, 4), (2, 1, 3, 4, 4)):
+        with pytest.raises(ValueError, match=r"\(B, 1, H, W\)"):
+            fitted(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -285,6 +375,12 @@ def test_beta_without_a_slope_takes_infinite_logits(slope):
 def test_an_unfitted_calibrator_changes_little(name):
     z = torch.linspace(-8, 8, 200).view(1, 1, 1, -1)
     assert torch.allclose(create(name)(z), z.sigmoid(), atol=0.051 if name == "histogram" else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["temperature", "platt", "isotonic", "beta"])
+def test_an_unfitted_calibrator_changes_nothing_far_out(name):
+    z = torch.linspace(-80, 80, 400, dtype=torch.float64).view(1, 1, 1, -1)
+    torch.testing.assert_close(create(name)(z), z.sigmoid(), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -356,7 +452,11 @@ def test_a_fit_without_both_classes_fails_and_changes_nothing(name, z, y, messag
         ("platt", [-3.0, -1.0, 0.5, 2.0], [0, 0, 1, 1], "a threshold separates"),
         ("platt", [-3.0, -1.0, 0.5, 2.0], [1, 1, 0, 0], "a threshold separates"),
         ("platt", [1.0, 1.0], [0, 1], "a threshold separates"),
+        ("platt", [0.0, 1.0, 1.0, 2.0], [0, 0, 1, 1], "a threshold separates"),
+        ("platt", [0.0, 1.0, 1.0, 2.0], [1, 1, 0, 0], "a threshold separates"),
         ("beta", [-3.0, -1.0, 0.5, 2.0], [0, 0, 1, 1], "a threshold separates"),
+        ("beta", [-3.0, -1.0, 0.5, 2.0], [1, 1, 0, 0], "a threshold separates"),
+        ("beta", [0.0, 1.0, 1.0, 2.0], [0, 0, 1, 1], "a threshold separates"),
         ("beta", [-3.0, -1.0, 0.5, 0.7, 2.0], [1, 1, 0, 1, 0], "point away"),
         ("histogram", [1.0, 1.0], [0, 1], "one value at nearly all pixels"),
     ],

@@ -115,6 +115,13 @@ def test_void_pixels_count_nowhere():
     assert np.array_equal(histogram.by_label()[0], expected.by_label()[0])
 
 
+def test_a_soft_label_of_exactly_one_half_is_background():
+    soft = np.array([0.0, 0.25, 0.5, np.nextafter(0.5, 1), 0.75, 1.0])
+    histogram = histogram_of(np.arange(6.0), soft)
+    assert histogram.by_label()[1].tolist() == [0, 0, 0, 1, 1, 1]
+    assert histogram.foreground == 3
+
+
 @pytest.mark.parametrize("levels", [256, 65536])
 def test_levels_stand_for_the_middle_of_what_rounds_to_them(levels):
     z = level_logits(levels)

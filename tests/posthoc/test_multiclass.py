@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit, log_softmax
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, create
@@ -52,6 +52,15 @@ def test_temperature_is_the_minimum_in_a_few_passes(temperature, void):
     assert start.passes <= 12
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e5])
+def test_temperature_finds_logits_of_any_scale(scale):
+    """At 1e5 every softmax is 0 or 1 at first, and the NLL has no curvature to go by."""
+    batches = class_batches(temperature=1.0)
+    scaled = [Batch(scale * batch.logits, batch.masks) for batch in batches]
+    own, found = (float(create("temperature", num_classes=4).fit(lambda b=b: b).temperature) for b in (batches, scaled))
+    assert found == pytest.approx(scale * own, rel=1e-9)
+
+
 def test_two_classes_are_the_same_as_one_logit():
     batches = class_batches(classes=2)
     binary = [Batch((b.logits[:, 1] - b.logits[:, 0])[:, None], b.masks[:, None]) for b in batches]
@@ -59,6 +68,38 @@ def test_two_classes_are_the_same_as_one_logit():
     one = create("temperature").fit(lambda: binary)
     assert float(two.temperature) == pytest.approx(float(one.temperature), rel=1e-9)
     assert torch.allclose(two(batches[0].logits)[:, 1:], one(binary[0].logits))
+
+
+def two_classes(z, y):
+    """A row of pixels whose logits are 0 and z."""
+    logits = torch.stack([torch.zeros(len(z), dtype=torch.float64), torch.tensor(z, dtype=torch.float64)])
+    return lambda: [Batch(logits.view(1, 2, 1, -1), torch.tensor(y).view(1, 1, -1))]
+
+
+@pytest.mark.parametrize("excess", [1e-4, 0.01, 0.5])
+def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess):
+    right, wrong = 1.0 + excess, 1.0
+    T = float(create("temperature", num_classes=2).fit(two_classes([right, wrong], [1, 0])).temperature)
+
+    def slope_of_nll(s):
+        return wrong * expit(s * wrong) - right * expit(-s * right)
+
+    assert slope_of_nll(0.999 / T) < 0 < slope_of_nll(1.001 / T)
+    for z, y in (([right, wrong], [0, 1]), ([2.0, -1.0, 0.5, 0.5], [1, 1, 0, 0])):
+        with pytest.raises(InputError, match="best T is infinite"):
+            create("temperature", num_classes=2).fit(two_classes(z, y))
+
+
+@pytest.mark.parametrize(
+    ("z", "y"),
+    [([2.0, 1.0, 3.0, -2.0, 1.5, -0.5], [1, 1, 1, 0, 0, 0]), ([2.0, -1.5, 0.5, -2.0, -1.0, -3.0], [1, 1, 1, 0, 0, 0])],
+    ids=["first class", "second class"],
+)
+def test_mistakes_on_either_class_alone_set_the_temperature(z, y):
+    wrongness = np.where(np.array(y) == 1, -1.0, 1.0) * z
+    best = minimize_scalar(lambda s: np.logaddexp(0.0, s * wrongness).mean(), (0.1, 1.0), tol=1e-12).x
+    fitted = create("temperature", num_classes=2).fit(two_classes(z, y))
+    assert float(fitted.temperature) == pytest.approx(1 / best, rel=1e-5)
 
 
 def test_vector_is_the_minimum_a_general_minimiser_finds():
@@ -129,6 +170,10 @@ def inverted(batches):
     return [Batch(-b.logits, b.masks) for b in batches]
 
 
+def negative_labels(batches):
+    return [Batch(b.logits, b.masks - 1) for b in batches]
+
+
 def bad_labels(batches):
     return [Batch(b.logits, b.masks + 1) for b in batches]
 
@@ -141,6 +186,9 @@ def bad_labels(batches):
         ("temperature", nothing, "no valid pixels"),
         ("temperature", broken, "NaN or infinite"),
         ("temperature", bad_labels, "labels from 1 to 4; expected 0 to 3, or 255"),
+        ("temperature", negative_labels, "labels from -1 to 2; expected 0 to 3, or 255"),
+        ("vector", negative_labels, "labels from -1 to 2; expected 0 to 3, or 255"),
+        ("vector", bad_labels, "labels from 1 to 4; expected 0 to 3, or 255"),
         ("vector", right, "best weights are infinite"),
         ("vector", without_class_2, "no pixel of class 2"),
         ("vector", nothing, "no pixel of class 0, 1, 2, 3"),
@@ -155,6 +203,16 @@ def test_a_failed_fit_says_why_and_changes_nothing(name, change, message):
     assert all(torch.equal(before[key], value) for key, value in calibrator.state_dict().items())
 
 
+@pytest.mark.parametrize("ignore_index", [7, -1])
+def test_void_pixels_may_have_any_value(ignore_index):
+    batches = class_batches(void=True)
+    other = [Batch(b.logits, torch.where(b.masks == 255, ignore_index, b.masks)) for b in batches]
+    for name, table in (("temperature", "temperature"), ("vector", "weight")):
+        fitted = create(name, num_classes=4).fit(lambda: batches)
+        again = create(name, num_classes=4).fit(lambda: other, ignore_index)
+        assert torch.equal(fitted.get_buffer(table), again.get_buffer(table))
+
+
 def test_a_histogram_is_not_enough_for_k_classes():
     from densecal.posthoc import LogitHistogram
 
@@ -165,3 +223,8 @@ def test_a_histogram_is_not_enough_for_k_classes():
 def test_shapes_must_fit():
     with pytest.raises(ValueError, match=r"expected \(B, 4, H, W\) and \(B, H, W\)"):
         create("temperature", num_classes=4).fit(lambda: class_batches(classes=3))
+    for name in ("temperature", "vector"):
+        for change in (lambda masks: masks[:, :-1], lambda masks: masks[:, None], lambda masks: masks.flatten(1)):
+            batches = [Batch(b.logits, change(b.masks)) for b in class_batches()]
+            with pytest.raises(ValueError, match=r"expected \(B, 4, H, W\) and \(B, H, W\)"):
+                create(name, num_classes=4).fit(lambda batches=batches: batches)

@@ -1,6 +1,8 @@
 """The two small networks: where they start, what they learn, and what they leave alone."""
 
 import copy
+import itertools
+import math
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, LogitHistogram, create
+from densecal.posthoc.gradient import pixel_nll
 from densecal.posthoc.scores import score_batches
 from densecal.posthoc.selective import mistakes
 
@@ -148,6 +151,56 @@ def test_void_pixels_teach_nothing(name):
     if name == "local-temperature":
         with pytest.raises(InputError, match="no pixels"):
             create(name).fit(lambda: only_void, ignore_index=255)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("void", [None, 255, 7])
+def test_the_loss_of_a_batch_is_the_mean_nll_of_its_valid_pixels(classes, void):
+    generator = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(2, classes, 4, 5, generator=generator, dtype=torch.float64)
+    shape = (2, 1, 4, 5) if classes == 1 else (2, 4, 5)
+    masks = torch.randint(max(classes, 2), shape, generator=generator)
+    if void is not None:
+        masks[0, ..., :2] = void
+    losses = []
+    for image, row, column in itertools.product(range(2), range(4), range(5)):
+        label = int(masks.view(2, 4, 5)[image, row, column])
+        logits = z[image, :, row, column].tolist()
+        if label != void:
+            logits = [0.0, *logits] if classes == 1 else logits
+            losses.append(math.log(sum(map(math.exp, logits))) - logits[label])
+    assert float(pixel_nll(z, masks, void)) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+    if void is not None:
+        assert float(pixel_nll(z, torch.full_like(masks, void), void)) == 0
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_mistakes_are_the_valid_pixels_whose_chosen_class_is_wrong(classes):
+    batch = mistakes_are_red(classes, images=1, size=6)[0]
+    masks = batch.masks.clone()
+    masks[..., 0] = 255
+    wrong, valid = mistakes(Batch(batch.logits, masks), 255)
+    assert wrong.shape == valid.shape == (1, 1, 6, 6)
+    for row, column in itertools.product(range(6), range(6)):
+        z, label = batch.logits[0, :, row, column].tolist(), int(masks.view(6, 6)[row, column])
+        chosen = int(z[0] > 0) if classes == 1 else z.index(max(z))
+        assert bool(valid[0, 0, row, column]) == (label != 255)
+        assert bool(wrong[0, 0, row, column]) == (label not in (chosen, 255))
+    assert torch.equal(mistakes(batch, None)[1], torch.ones(1, 1, 6, 6, dtype=torch.bool))
+
+
+def test_a_soft_label_of_exactly_one_half_is_background():
+    soft = torch.tensor([0.0, 0.5, 0.5 + 2**-20, 1.0]).view(1, 1, 1, 4)
+    z = torch.full((1, 1, 1, 4), 2.0)
+    assert mistakes(Batch(z, soft), None)[0].flatten().tolist() == [True, True, False, False]
+    for label, hard in zip(soft.flatten(), (0.0, 0.0, 1.0, 1.0), strict=True):
+        expected = math.log1p(math.exp(2.0)) - 2.0 * hard
+        assert float(pixel_nll(z[..., :1], label.view(1, 1, 1, 1), None)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_logit_of_exactly_0_chooses_background():
+    wrong, _ = mistakes(Batch(torch.zeros(1, 1, 1, 2), torch.tensor([0, 1]).view(1, 1, 1, 2)), None)
+    assert wrong.flatten().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -48,6 +48,10 @@ def test_an_unknown_option_is_named_with_the_allowed_ones():
         ("temperature", {"num_classes": 10**6}),
         ("local-temperature", {"epochs": 0}),
         ("local-temperature", {"lr": 0.0}),
+        ("local-temperature", {"lr": float("nan")}),
+        ("selective", {"epochs": 0}),
+        ("selective", {"lr": 0.0}),
+        ("selective", {"weight": 0.0}),
         ("selective", {"temperature": 0.0}),
         ("selective", {"weight": -1.0}),
     ],
@@ -55,6 +59,25 @@ def test_an_unknown_option_is_named_with_the_allowed_ones():
 def test_a_bad_value_is_refused(name, given):
     with pytest.raises(InputError, match=f"{name}: .*expected"):
         create(name, **given)
+
+
+def test_limits_are_the_last_numbers_allowed():
+    assert create("temperature", num_classes=4096).num_classes == 4096
+    assert create("vector", num_classes=2).num_classes == 2
+    assert create("histogram", bins=2).values.numel() == 2
+    assert create("histogram", bins=1 << 20).values.numel() == 1 << 20
+    for name, given in (("temperature", {"num_classes": 4097}), ("histogram", {"bins": (1 << 20) + 1})):
+        with pytest.raises(InputError, match=f"{name}: .*expected"):
+            create(name, **given)
+
+
+def test_defaults_are_those_of_the_documentation():
+    histogram, platt = create("histogram"), create("platt")
+    assert (histogram.bins, histogram.mass, platt.targets) == (10, False, False)
+    local, selective = create("local-temperature"), create("selective")
+    assert (local.epochs, local.lr, local.seed, float(local.start)) == (20, 1e-4, 0, 1.0)
+    found = selective.epochs, selective.lr, selective.seed, selective.weight, float(selective.temperature)
+    assert found == (20, 1e-3, 0, 2.0, 2.0)
 
 
 def test_a_fit_says_what_it_needs():

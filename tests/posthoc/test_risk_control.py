@@ -107,6 +107,41 @@ def test_too_few_images_are_refused_with_the_number_needed():
         curve.control(0.05)
 
 
+def sure_and_right(count, steps=1000):
+    curve = RiskCurve(steps)
+    for _ in range(count):
+        curve.update(np.array([1.0, 0.0]), np.array([True, False]))
+    return curve
+
+
+@pytest.mark.parametrize(("alpha", "needed"), [(0.1, 9), (0.05, 19), (0.3, 3), (0.5, 1), (1 - 0.9, 9), (1 - 0.95, 19)])
+def test_the_number_of_images_needed_is_enough_and_one_less_is_not(alpha, needed):
+    """1 - 0.9 is a little less than 0.1, and asks for no image more."""
+    found = sure_and_right(needed).control(alpha)
+    assert (found.threshold, found.lam, found.risk, found.images) == (1.0, 0.0, 0.0, needed)
+    assert found.bound == pytest.approx(1 / (needed + 1))
+    with pytest.raises(InputError, match=f"{needed - 1} images for alpha .*; expected at least {needed} "):
+        sure_and_right(needed - 1).control(alpha)
+
+
+def test_thresholds_are_thousandths_unless_told_otherwise():
+    curve = RiskCurve()
+    for _ in range(9):
+        curve.update(np.array([0.4567, 0.1]), np.array([True, False]))
+    found = curve.control(0.1)
+    assert (found.threshold, found.lam) == (0.456, 0.544)
+
+
+@pytest.mark.parametrize(("kind", "top"), [(np.uint8, 255), (np.uint16, 65535)])
+def test_maps_of_levels_are_controlled_like_their_floats(kind, top):
+    levels, floats = RiskCurve(steps=51), RiskCurve(steps=51)
+    for p, mask in images(3, 20):
+        values = np.rint(p * top).astype(kind)
+        levels.update(values, mask)
+        floats.update(values / top, mask)
+    assert vars(levels.control(0.2)) == pytest.approx(vars(floats.control(0.2)))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, math.nan])
 def test_alpha_is_a_rate(alpha):
     with pytest.raises(InputError, match="alpha"):
@@ -116,6 +151,36 @@ def test_alpha_is_a_rate(alpha):
 def test_map_and_mask_must_match():
     with pytest.raises(ValueError, match="expected the same pixels"):
         RiskCurve().update(np.zeros((2, 3)), np.zeros((3, 2), dtype=bool))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])
+def test_a_map_without_pixels_is_refused_and_changes_nothing(shape, kind):
+    curve = RiskCurve()
+    with pytest.raises(ValueError, match="expected the same pixels"):
+        curve.update(np.zeros(shape, dtype=kind), np.zeros(shape, dtype=bool))
+    assert curve.images == 0
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_map_of_one_pixel_counts_like_any_other(shape):
+    curve, pairs = RiskCurve(steps=10), []
+    for p, y in ((0.35, True), (0.8, False), (0.1, False), (1.0, True), (0.0, True)):
+        pairs += [(np.full(shape, p), np.full(shape, y))] * 3
+    for pair in pairs:
+        curve.update(*pair)
+    assert curve.images == 15
+    for alpha in (0.1, 0.3, 0.6):
+        found = curve.control(alpha)
+        assert (found.lam, found.risk, found.set_size, found.fpr) == pytest.approx(brute_force(pairs, alpha, 10))
+
+
+def test_the_ends_of_the_range_are_probabilities():
+    curve = RiskCurve(steps=4)
+    for _ in range(3):
+        curve.update(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
+    found = curve.control(0.25)
+    assert (found.threshold, found.risk, found.set_size, found.fpr) == (1.0, 0.0, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -0.1, 1.1, math.inf])

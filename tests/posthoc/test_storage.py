@@ -121,6 +121,9 @@ def refused(tmp_path, content):
         ({**HEAD, "temperature": float("inf")}, "inf; expected a finite number"),
         ({**HEAD, "temperature": 10**400}, "expected a finite number"),
         ({**HEAD, "temperature": 1e308}, "finite number of at most 1e"),
+        ({**HEAD, "temperature": 1.0000001e30}, "finite number of at most 1e"),
+        ({**HEAD, "method": "platt", "a": 1.0, "b": -1.0000001e30}, "finite number of at most 1e"),
+        ({**HEAD, "classes": 4097}, "classes 4097; expected a whole number from 1 to 4096"),
         ({**HEAD, "method": "isotonic", "classes": 3}, "3 classes; expected 1"),
         ({**HEAD, "method": "isotonic", "z": [0, 1], "y": 3}, "y of type int; expected a list"),
         ({**HEAD, "method": "isotonic", "z": [0, 1], "y": []}, "y of 0 numbers"),
@@ -129,13 +132,21 @@ def refused(tmp_path, content):
         ({**HEAD, "method": "isotonic", "z": [0], "y": [0]}, "expected two or more points"),
         ({**HEAD, "method": "isotonic", "z": [1, 0], "y": [0, 1]}, "z that fall"),
         ({**HEAD, "method": "isotonic", "z": [0, 1], "y": [0, 2]}, "y that fall or leave"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1], "y": [-0.1, 1]}, "y that fall or leave"),
+        ({**HEAD, "method": "isotonic", "z": [0, 2, 1], "y": [0, 0.5, 1]}, "z that fall"),
+        ({**HEAD, "method": "isotonic", "z": [0, 1, 2, 3], "y": [0, 0.5, 0.4, 1]}, "y that fall or leave"),
         ({**HEAD, "method": "histogram", "edges": [0.0], "values": [0.5]}, "1 values; expected 2"),
         ({**HEAD, "method": "histogram", "edges": [1.0, 0.0], "values": [0.1, 0.2, 0.3]}, "edges that do not rise"),
+        ({**HEAD, "method": "histogram", "edges": [0, 2, 1], "values": [0, 0.1, 0.2, 1]}, "edges that do not rise"),
+        ({**HEAD, "method": "histogram", "edges": [0, 1, 1], "values": [0, 0.1, 0.2, 1]}, "edges that do not rise"),
         ({**HEAD, "method": "histogram", "edges": [0.0], "values": [0.5, 1.5]}, "values outside"),
+        ({**HEAD, "method": "histogram", "edges": [0.0], "values": [-0.1, 0.5]}, "values outside"),
         ({**HEAD, "method": "beta", "a": -1, "b": 1, "c": 0}, "a -1.0 and b 1.0"),
+        ({**HEAD, "method": "beta", "a": 1, "b": -0.001, "c": 0}, "a 1.0 and b -0.001; expected numbers of at least 0"),
         ({**HEAD, "method": "platt", "a": 1}, "b 'None'; expected a number"),
         ({**HEAD, "method": "vector", "classes": 1}, "1; expected 2 to"),
         ({**HEAD, "method": "vector", "classes": 3, "weight": [1, 1], "bias": [0]}, "weight of 2 numbers"),
+        ({**HEAD, "method": "vector", "classes": 3, "weight": [1] * 3, "bias": [0] * 4}, "bias of 4 numbers"),
         ({**HEAD, "method": "local-temperature", "start": 0}, "start 0.0"),
         ({**HEAD, "method": "selective"}, "weights 'None'; expected the name of a .safetensors file"),
     ],
@@ -144,11 +155,42 @@ def test_bad_json_is_one_clear_error(content, message, tmp_path):
     assert re.search(message, refused(tmp_path, content))
 
 
+@pytest.mark.parametrize(
+    ("method", "tables"),
+    [
+        ("temperature", {"temperature": 1e-30}),
+        ("temperature", {"temperature": 1e30}),
+        ("temperature", {"temperature": 1.0, "classes": 4096}),
+        ("platt", {"a": 1e30, "b": -1e30}),
+        ("platt", {"a": -1.0, "b": 0.0}),
+        ("isotonic", {"z": [-1.0, -1.0, 2.0], "y": [0.0, 0.5, 0.5]}),
+        ("isotonic", {"z": [0.0, 1.0], "y": [0.0, 1.0]}),
+        ("histogram", {"edges": [0.0], "values": [1.0, 0.0]}),
+        ("beta", {"a": 0.0, "b": 2.0, "c": -1.0}),
+        ("beta", {"a": 2.0, "b": 0.0, "c": -1.0}),
+    ],
+)
+def test_what_lies_just_inside_the_limits_is_loaded(method, tables, tmp_path):
+    (tmp_path / "cal.json").write_text(json.dumps({**HEAD, "method": method, **tables}))
+    loaded = load(tmp_path / "cal.json")
+    assert loaded.num_classes == tables.pop("classes", 1)
+    assert {name: loaded.get_buffer(name).tolist() for name in tables} == tables
+
+
 def test_long_lists_and_large_files_are_refused(tmp_path, monkeypatch):
     many = {**HEAD, "method": "isotonic", "z": [0] * ((1 << 20) + 1), "y": [0, 1]}
     assert "z of 1,048,577 numbers" in refused(tmp_path, many)
     monkeypatch.setattr("densecal.posthoc.storage.MAX_BYTES", 1000)
     assert "more than 1,000 bytes" in refused(tmp_path, b" " * 1001)
+
+
+def test_lists_and_files_may_be_as_long_as_the_limits(tmp_path, monkeypatch):
+    monkeypatch.setattr("densecal.posthoc.base.MAX_NUMBERS", 5)
+    monkeypatch.setattr("densecal.posthoc.storage.MAX_BYTES", 1000)
+    five = {**HEAD, "method": "isotonic", "z": [0, 1, 2, 3, 4], "y": [0, 0, 0.5, 1, 1]}
+    (tmp_path / "cal.json").write_text(json.dumps(five).ljust(1000))
+    assert load(tmp_path / "cal.json").z.tolist() == [0, 1, 2, 3, 4]
+    assert "z of 6 numbers; expected 1 to 5" in refused(tmp_path, {**five, "z": [0, 1, 2, 3, 4, 5]})
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import re
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -45,6 +47,134 @@ def test_the_former_one_is_kept_as_previous(tmp_path):
     assert checkpoint.load(tmp_path / "last").meta["epoch"] == 3
     assert checkpoint.load(tmp_path / "previous").meta["epoch"] == 2
     assert sorted(os.listdir(tmp_path)) == ["last", "previous"]
+
+
+def edit(folder, **changes):
+    """Change meta.json; a value of ``None`` takes the key away."""
+    path = folder / checkpoint.META
+    meta = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in meta.items() if value is not None}))
+
+
+def test_a_run_stopped_in_its_first_epoch_has_done_none_and_has_no_best_score(tmp_path):
+    checkpoint.save(tmp_path / "last", MODEL, METHOD, OPTIMIZER, {"epoch": 0, "best": float("inf"), "config": {}})
+    meta = checkpoint.load(tmp_path / "last").meta
+    assert (meta["epoch"], meta["best"]) == (0, float("inf"))
+    found, problems = checkpoint.load_newest(tmp_path)
+    assert found.meta["epoch"] == 0
+    assert problems == []
+
+
+@pytest.mark.parametrize("best", [0, 1, 0.25, float("inf")])
+@pytest.mark.parametrize("epoch", [0, 1, 1000])
+def test_whole_numbers_of_epochs_and_any_score_are_read(tmp_path, epoch, best):
+    save(tmp_path / "last", 3)
+    edit(tmp_path / "last", epoch=epoch, best=best)
+    meta = checkpoint.load(tmp_path / "last").meta
+    assert (meta["epoch"], meta["best"]) == (epoch, best)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"epoch": -1}, "epoch -1 and best 0.5"),
+        ({"epoch": -2}, "epoch -2 and best 0.5"),
+        ({"epoch": 2.0}, "epoch 2.0 and best 0.5"),
+        ({"epoch": 2.5}, "epoch 2.5 and best 0.5"),
+        ({"epoch": "2"}, "epoch '2' and best 0.5"),
+        ({"epoch": [2]}, "epoch [2] and best 0.5"),
+        ({"best": "0.5"}, "epoch 3 and best '0.5'"),
+        ({"best": [0.5]}, "epoch 3 and best [0.5]"),
+        ({"epoch": -1, "best": "0.5"}, "epoch -1 and best '0.5'"),
+        ({"epoch": None}, "unreadable ('epoch')"),
+        ({"best": None}, "unreadable ('best')"),
+        ({"sha256": None}, "unreadable ('sha256')"),
+        ({"sha256": {}}, "unreadable ('model.safetensors')"),
+        ({"sha256": [1]}, "unreadable"),
+        ({"version": None}, "format version None; expected version 1"),
+        ({"version": 2}, "format version 2; expected version 1"),
+        ({"version": 0}, "format version 0; expected version 1"),
+    ],
+)
+def test_what_meta_json_cannot_mean_is_refused_and_the_previous_checkpoint_used(tmp_path, changes, found):
+    for epoch in (2, 3):
+        save(tmp_path / "last", epoch)
+    edit(tmp_path / "last", **changes)
+    with pytest.raises(InputError, match=r"meta\.json: " + re.escape(found)):
+        checkpoint.load(tmp_path / "last")
+    newest, problems = checkpoint.load_newest(tmp_path)
+    assert newest.meta["epoch"] == 2
+    assert len(problems) == 1
+    assert found in problems[0]
+
+
+def test_an_optimizer_that_is_no_dictionary_is_refused(tmp_path):
+    checkpoint.save(tmp_path / "last", MODEL, METHOD, [1, 2], {"epoch": 1, "best": 0.5, "config": {}})
+    with pytest.raises(InputError, match=r"optimizer\.pt: a list; expected the state of the optimizers"):
+        checkpoint.load(tmp_path / "last")
+
+
+def test_the_hashes_are_those_of_the_files_whatever_else_meta_holds(tmp_path):
+    meta = {"epoch": 1, "best": 0.5, "sha256": "that of another checkpoint", "config": {}}
+    checkpoint.save(tmp_path / "last", MODEL, METHOD, OPTIMIZER, meta)
+    assert torch.equal(checkpoint.load(tmp_path / "last").model["w"], MODEL["w"])
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (("last", "previous"), "last"),
+        (("last.new", "previous"), "last.new"),
+        (("previous",), "previous"),
+    ],
+)
+def test_of_checkpoints_after_the_same_epoch_the_one_written_last_is_used(tmp_path, there, expected):
+    """A run that is stopped in an epoch has done as many epochs as before it, and some steps more."""
+    run = tmp_path / "run"
+    for name in there:
+        model = {"w": torch.tensor(float(sum(map(ord, name))))}
+        checkpoint.save(tmp_path / "made", model, {}, {}, {"epoch": 1, "best": 0.5, "config": {}})
+        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+        os.rename(tmp_path / "made", run / "checkpoints" / name)
+    found, _ = checkpoint.load_newest(run / "checkpoints")
+    assert float(found.model["w"]) == sum(map(ord, expected))
+    assert checkpoint.find(run) == run / "checkpoints" / expected
+    assert checkpoint.find(run / "checkpoints" / there[-1]) == run / "checkpoints" / there[-1]
+
+
+def test_a_folder_without_meta_json_is_passed_over(tmp_path):
+    for epoch in (1, 2):
+        save(tmp_path / "checkpoints" / "last", epoch)
+    (tmp_path / "checkpoints" / "last" / checkpoint.META).unlink()
+    assert checkpoint.find(tmp_path) == tmp_path / "checkpoints" / "previous"
+    with pytest.raises(InputError, match="last: no checkpoint"):
+        checkpoint.find(tmp_path / "checkpoints" / "last")
+
+
+def test_the_best_checkpoint_is_a_copy_where_files_cannot_be_linked(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    save(tmp_path / "last", 3, best=tmp_path / "best")
+    for name in (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.META):
+        assert (tmp_path / "best" / name).read_bytes() == (tmp_path / "last" / name).read_bytes()
+    assert checkpoint.load(tmp_path / "best").meta["epoch"] == 3
+
+
+def test_a_best_checkpoint_that_cannot_be_written_leaves_nothing_of_itself(tmp_path, monkeypatch):
+    save(tmp_path / "last", 1, best=tmp_path / "best")
+
+    def refused(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(shutil, "copy2", refused)
+    with pytest.raises(InputError, match="best: the checkpoint could not be written"):
+        save(tmp_path / "last", 2, best=tmp_path / "best")
+    assert not (tmp_path / "best.new").exists()
+    assert checkpoint.load(tmp_path / "best").meta["epoch"] == 1
+    assert checkpoint.load_newest(tmp_path)[0].meta["epoch"] == 1
 
 
 class Killed(BaseException):
@@ -119,8 +249,6 @@ def test_a_kill_between_the_renames_loses_nothing(tmp_path, stage):
     save(tmp_path / "other", 3)
     os.rename(tmp_path / "other", tmp_path / "last.new")
     if stage == "last moved away":
-        import shutil
-
         shutil.rmtree(tmp_path / "previous")
         os.rename(tmp_path / "last", tmp_path / "previous")
     if stage == "new half written":

@@ -42,6 +42,11 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert first != [b.ids.tolist() for b in epoch_batches(50, 8, 3, 2, 0, 1)]
 
 
+def test_no_epoch_of_a_run_has_the_order_of_another_seeds_epoch():
+    orders = {tuple(epoch_batches(20, 20, epoch, seed, 0, 1)[0].ids) for epoch in range(5) for seed in range(5)}
+    assert len(orders) == 25
+
+
 def test_validation_covers_everything_once():
     seen = [i for rank in range(3) for batch in validation_batches(11, 2, rank, 3) for i in batch.ids]
     assert sorted(seen) == list(range(11))

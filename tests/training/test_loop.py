@@ -25,7 +25,7 @@ from densecal.errors import InputError, Preempted
 from densecal.methods import Method
 from densecal.training import loop
 from densecal.training.assembly import assemble, fabric_of, initial_network
-from densecal.training.feed import open_data
+from densecal.training.feed import Batch, epoch_batches, open_data
 from densecal.training.loop import train, train_epoch
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
 
@@ -272,6 +272,66 @@ def test_a_loss_that_is_not_finite_names_the_images_and_keeps_the_checkpoint(tmp
         )
     after = end_state(out)
     assert after["model.safetensors"] == before["model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def assembled():
+    """A run of 18 images in batches of 4, 4, 4, 3 and 3 that nobody has trained."""
+    config = small_config("method.name=bce")
+    return assemble(config, fabric_of(config), open_data(config.data))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "value"), [(0, 1, math.nan), (0, 3, math.inf), (1, 3, -math.inf), (2, 5, math.nan)]
+)
+def test_the_first_step_whose_loss_is_not_finite_is_named_with_its_images(assembled, monkeypatch, epoch, step, value):
+    plain, steps = assembled.criterion, itertools.count(1)
+
+    def spoiled(*arguments):
+        losses, logits = plain.step(*arguments)
+        return {"main": losses["main"] + (value if next(steps) >= step else 0)}, logits
+
+    monkeypatch.setattr(assembled, "criterion", SimpleNamespace(step=spoiled))
+    batch = epoch_batches(18, 4, epoch, 0, 0, 1)[step - 1]
+    names = ", ".join(f"train-{i:05}" for i in batch.ids)
+    with pytest.raises(InputError, match=f"^loss: {value} at step {step} on {names}; expected a finite loss"):
+        train_epoch(assembled, epoch)
+
+
+def test_of_several_losses_that_are_not_finite_the_first_is_named_without_padding():
+    """As on a device that runs ahead, where the losses of many steps are looked at together."""
+    batches = [Batch(np.array(ids), len(ids)) for ids in ([4, 1], [2, -1], [0, 3])]
+    run = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(names=list("abcde"))))
+    loop._check_losses(run, torch.tensor([0.5, 0.1, 3e38]), batches)
+    with pytest.raises(InputError, match=r"^loss: inf at step 2 on c;"):
+        loop._check_losses(run, torch.tensor([0.5, math.inf, math.nan]), batches)
+
+
+def test_dropout_is_drawn_from_the_seed_the_epoch_and_the_process():
+    class SeededError(Exception):
+        pass
+
+    def begin():
+        raise SeededError
+
+    def drawn(seed, epoch, rank, world):
+        """What comes first in an epoch, whatever was drawn before it."""
+        run = SimpleNamespace(
+            config=SimpleNamespace(engine=SimpleNamespace(seed=seed)),
+            fabric=SimpleNamespace(global_rank=rank, world_size=world),
+            method=SimpleNamespace(start_epoch=lambda _: None),
+            model=SimpleNamespace(train=begin),
+        )
+        with pytest.raises(SeededError):
+            train_epoch(run, epoch)
+        return tuple(torch.rand(3).tolist())
+
+    with torch.random.fork_rng(devices=[]):
+        for world in (1, 3):
+            places = list(itertools.product(range(4), range(6), range(world), [world]))
+            draws = [drawn(*place) for place in places]
+            assert len(set(draws)) == len(places)
+            assert [drawn(*place) for place in places] == draws
 
 
 # ------------------------------------------------------------------ data from files

@@ -1,5 +1,6 @@
 """Learning rates against the specification's numbers."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -65,3 +66,46 @@ def test_the_last_step_of_a_stage_has_the_smallest_rate():
     optim = OptimConfig(schedule="cosine", lr=1.0, epochs=3)
     rates = [learning_rate(optim, epoch + step / 4) for epoch in range(3) for step in range(4)]
     assert all(a > b for a, b in pairwise(rates))
+
+
+def test_cosine_is_that_of_the_share_of_the_stage_that_is_over():
+    optim = OptimConfig(schedule="cosine", lr=2.0, epochs=10, second_epochs=5)
+    for epoch in (0, 0.25, 2.5, 5, 7.3, 9.99):
+        assert learning_rate(optim, epoch) == pytest.approx(2 * math.cos(math.pi * epoch / 20) ** 2, rel=1e-12)
+    for epoch in (0, 0.25, 2.5, 4.99):
+        assert learning_rate(optim, 10 + epoch) == pytest.approx(0.2 * math.cos(math.pi * epoch / 10) ** 2, rel=1e-12)
+
+
+def test_constant_and_triangular_start_again_at_a_tenth_in_a_second_stage():
+    constant = OptimConfig(schedule="constant", lr=2.0, epochs=10, second_epochs=5)
+    assert [learning_rate(constant, e) for e in (0, 9.99, 10, 14.9)] == pytest.approx([2, 2, 0.2, 0.2])
+    triangular = OptimConfig(schedule="triangular", lr=0.3, epochs=10, second_epochs=5)
+    assert [learning_rate(triangular, 10 + e) for e in range(5)] == pytest.approx([0.01, 0.02, 0.03, 0.02, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("paper", lambda e: 0.9 if e >= 10 else 1.0),
+        ("code", lambda e: 0.95 ** (e // 10)),
+        ("late-decay", lambda e: 0.9 ** (e // 20)),
+    ],
+)
+def test_schedules_by_the_epoch_go_on_in_a_second_stage(schedule, factor):
+    optim = OptimConfig(schedule=schedule, lr=1.0, epochs=15, second_epochs=30)
+    rate = 1.0
+    for done in range(45):
+        assert learning_rate(optim, done) == pytest.approx(rate, rel=1e-12)
+        assert learning_rate(optim, done + 0.999) == learning_rate(optim, done)
+        rate *= factor(done + 1)
+
+
+def test_a_warm_up_scales_whatever_the_schedule_says():
+    optim, warmed = (OptimConfig(schedule="poly", lr=1.0, epochs=10, warmup_steps=steps) for steps in (0, 40))
+    for epoch, share in ((0, 0.01), (0.5, 0.2575), (1, 0.505), (2, 1.0), (9, 1.0)):
+        assert learning_rate(warmed, epoch, epoch_steps=20) == pytest.approx(share * learning_rate(optim, epoch))
+
+
+def test_epochs_have_one_step_unless_told_otherwise():
+    optim = OptimConfig(schedule="constant", lr=1.0, epochs=30, warmup_steps=10)
+    assert [learning_rate(optim, epoch) for epoch in (0, 5, 10)] == pytest.approx([0.01, 0.505, 1.0])
