@@ -22,7 +22,8 @@ def train_one_step(out: str, settings: list[str]) -> None:
     from densecal.cli.common import import_fabric
 
     import_fabric()  # as the command does
-    from densecal.training import assembly, loop
+    from densecal.training import loop
+    from densecal.training import run as assembly
     from densecal.training.config import load_config
 
     done_at = {"imports": time.time()}
@@ -42,7 +43,7 @@ def train_one_step(out: str, settings: list[str]) -> None:
     watch(assembly, "_tried_network", "network and kernels")
     watch(loop, "open_run", "data and network")
 
-    def report(title: str, done: int, _total: int, _figures: dict) -> None:
+    def report(title: str, done: int, _total: int, /, **_figures: float) -> None:
         if title.startswith("Epoch 1") and done == 1:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from densecal.evaluation.model import ImageSet, evaluate_model
 from densecal.metrics import CalibrationMeter
-from densecal.model_evaluation import ImageSet, evaluate_model
 from densecal.models import build
-from densecal.prediction import prepared
-from densecal.training.assembly import assemble, fabric_of
+from densecal.prediction.predictor import prepared
 from densecal.training.config import load_config
-from densecal.training.feed import ArraySamples, Data
 from densecal.training.loop import train_epoch, validate
+from densecal.training.run import assemble, fabric_of
+from densecal.training.samples import ArraySamples, Data
 
 # architecture, encoder, size, and steps an epoch: as many as DUTS-TR has where that does not take long
 TRAINED = {

@@ -26,11 +26,11 @@ from rich.table import Table
 from scipy.ndimage import gaussian_filter
 from torchmetrics.classification import BinaryCalibrationError
 
-from densecal.evaluation import CHUNK, evaluate
+from densecal.evaluation.folders import CHUNK, evaluate
+from densecal.evaluation.worker import Settings
 from densecal.metrics import CalibrationMeter, SegmentationMeter
 from densecal.metrics.levels import level_rows
 from densecal.metrics.segmentation import count_levels
-from densecal.scoring import Settings
 
 torch.set_num_threads(1)
 SIZE = (300, 400)
@@ -123,7 +123,7 @@ def command_speed(folder, rounds=5):
     settings = Settings(full=False)
     ratios = []
     context = get_context("forkserver")
-    context.set_forkserver_preload(["densecal.scoring"])
+    context.set_forkserver_preload(["densecal.evaluation.worker"])
     for _ in range(rounds):
         with ProcessPoolExecutor(2, mp_context=context) as pool:
             decode_all(pairs[:64], pool)
@@ -139,7 +139,7 @@ def evaluation_seconds(folder, settings):
     stamps = []
     evaluate(
         folder / "maps", folder / "masks", settings=settings, workers=2,
-        progress=lambda done, total: stamps.append((done, time.perf_counter())),
+        progress=lambda _, done, total: stamps.append((done, time.perf_counter())),
     )  # fmt: skip
     (first, begin), (last, end) = stamps[0], stamps[-1]
     return (end - begin) * last / (last - first)
@@ -151,7 +151,7 @@ def peak_memory(folder, count):
     place.mkdir()
     write_pairs(place, count)
     code = (
-        "import sys, resource\nfrom pathlib import Path\nfrom densecal.evaluation import evaluate\n"
+        "import sys, resource\nfrom pathlib import Path\nfrom densecal.evaluation.folders import evaluate\n"
         "root = Path(sys.argv[1])\nevaluate(root / 'maps', root / 'masks', workers=1)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )

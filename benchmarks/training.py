@@ -22,14 +22,14 @@ from rich.table import Table
 
 from densecal.data import open_source, pack
 from densecal.data.scenes import Scenes, generate, write
+from densecal.kernels.graphs import EAGER_BATCHES
 from densecal.methods import names, options
 from densecal.models import build
-from densecal.prediction import prepared
-from densecal.training.assembly import assemble, fabric_of
+from densecal.prediction.predictor import prepared
 from densecal.training.config import load_config
-from densecal.training.feed import ArraySamples, Data
-from densecal.training.graphs import EAGER_BATCHES
 from densecal.training.loop import train_epoch, validate
+from densecal.training.run import assemble, fabric_of
+from densecal.training.samples import ArraySamples, Data
 
 ROUNDS = 12
 

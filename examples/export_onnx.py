@@ -13,7 +13,8 @@ import numpy as np
 import onnxruntime
 
 from densecal import posthoc
-from densecal.calibration import RunData, fit
+from densecal.calibrate.fit import fit
+from densecal.calibrate.runs import RunData
 from densecal.export import export_run
 
 

@@ -14,7 +14,7 @@ def test_a_small_demonstration_leaves_a_page_that_needs_no_network(tmp_path, mon
     monkeypatch.setattr(demo, "HELD_OUT", 8)
     monkeypatch.setattr(demo, "load_config", lambda name, overrides=(): small_config("optim.epochs=1", *overrides))
     evaluations = demo.run_demo(tmp_path / "demo")
-    assert [evaluation.record["name"] for evaluation in evaluations] == ["bce", "aslp-mc"]
+    assert [evaluation.record.name for evaluation in evaluations] == ["bce", "aslp-mc"]
     page = (tmp_path / "demo" / "report.html").read_text()
     assert page.count("true probability") == 16  # every held-out scene, seen by both models
     assert not re.search(r'(?:src|href)="(?!#)', page)
@@ -31,7 +31,7 @@ def test_a_small_demonstration_leaves_a_page_that_needs_no_network(tmp_path, mon
 
 @pytest.mark.slow
 def test_aslp_is_better_calibrated_at_equal_accuracy(tmp_path):
-    plain, ours = (e.record["calibration"] for e in demo.run_demo(tmp_path / "demo"))
+    plain, ours = (e.record.calibration for e in demo.run_demo(tmp_path / "demo"))
     assert ours["ece_ew"] < plain["ece_ew"]
     assert abs(ours["accuracy"] - plain["accuracy"]) < 0.005
     (pair,) = json.loads((tmp_path / "demo" / "evaluation.json").read_text())["paired"]

@@ -19,7 +19,7 @@ from densecal.cli import main
 from densecal.errors import InputError
 from densecal.export import TOLERANCE, export_model, pictures
 from densecal.models import SegmentationModel, build
-from densecal.prediction import Predictor, load_predictor
+from densecal.prediction.predictor import Predictor, load_predictor
 from densecal.training.loop import train
 from tests.training.common import small_config
 

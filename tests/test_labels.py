@@ -10,8 +10,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import cross_entropy, one_hot
 
 from densecal import labels
-from densecal.draws import uniform
 from densecal.labels import perturb
+from densecal.rng import uniform
 
 
 def image(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

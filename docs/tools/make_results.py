@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.summary import results, summarise
-from densecal.files import rounded
+from densecal.io.atomic import rounded
 from densecal.report.figures import CYCLE, GREY
 
 DOCS = Path(__file__).parents[1]

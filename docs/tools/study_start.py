@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from densecal.benchmark.cells import fit_calibrators
 from densecal.benchmark.matrix import Dataset
 from densecal.benchmark.sets import ImageSets
-from densecal.model_evaluation import evaluate_model
+from densecal.calibrate.fit import fit_several
+from densecal.calibrate.runs import ImageSetData
+from densecal.evaluation.model import evaluate_model
 from densecal.training import checkpoint
-from densecal.training.assembly import initial_network
 from densecal.training.config import parse_config
+from densecal.training.run import initial_network
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
 
@@ -44,10 +45,10 @@ def main() -> None:
         mixed = {name: _mixed(end[name].to(device), start[name], share) for name in start}
         network.load_state_dict(mixed)
         network.eval()
-        calibrators = fit_calibrators(["temperature"], network, sets[0], device)
+        calibrators = fit_several(["temperature"], ImageSetData(network, sets[0], device), device)
         row: dict[str, float] = {"share": share, "temperature": float(calibrators["temperature"].temperature)}
         for data in sets:
-            found = evaluate_model(network, data, calibrators, device=device)["temperature"].record["calibration"]
+            found = evaluate_model(network, data, calibrators, device=device)["temperature"].record.calibration
             row |= {f"{data.name} {key}": found[key] for key in ("ece_ew", "nll", "accuracy")}
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from densecal.calibrate.runs import train_and_calibrate
 from densecal.data.scenes import Scenes, generate, write
 from densecal.errors import InputError
-from densecal.evaluation import Evaluation, evaluate, paired_differences
-from densecal.files import write_json, write_text
-from densecal.prediction import load_predictor, predict
+from densecal.evaluation.folders import Evaluation, evaluate, paired_differences
+from densecal.evaluation.record import to_file
+from densecal.io.atomic import write_json, write_text
+from densecal.prediction.folder import predict
+from densecal.prediction.predictor import load_predictor
 from densecal.report import pictures
 from densecal.report.gallery import Example, Folders, folder_examples
 from densecal.report.page import Page, write_page
 from densecal.report.runs import read_run, with_extremes
+from densecal.runtime.progress import Progress, silent
 from densecal.training.config import load_config
-from densecal.training.loop import train
 
 HELD_OUT = 200
 EXAMPLES = 24
@@ -26,15 +28,13 @@ HELD_OUT_SEED = 1000
 MARKER = ".densecal-demo"
 RUNS = {"bce": ["method.name=bce"], "aslp-mc": []}
 
-Progress = Callable[[str, int, int, dict[str, float]], None]
 
-
-def run_demo(out: Path, progress: Progress | None = None) -> list[Evaluation]:
+def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
     """Train both models, evaluate them on scenes that neither has seen, and write ``report.html``.
 
     Args:
         out: New folder, or one of an earlier demonstration, which is replaced.
-        progress: Called with (title, done, total, figures).
+        progress: Told how far it is, and the figures of each epoch.
 
     Returns:
         The two evaluations, plain cross entropy first.
@@ -45,8 +45,7 @@ def run_demo(out: Path, progress: Progress | None = None) -> list[Evaluation]:
     write(scenes, out / "held-out")
     evaluations, runs = [], []
     for name, overrides in RUNS.items():
-        titled = None if progress is None else _titled(progress, name)
-        train(load_config("demo", overrides), out / name, progress=titled)
+        train_and_calibrate(load_config("demo", overrides), out / name, progress=_with_name(progress, name))
         runs.append(with_extremes(read_run(out / name, name)))
         predict(load_predictor(out / name), out / "held-out" / "images", out / "maps" / name, batch=20)
         evaluations.append(
@@ -54,7 +53,7 @@ def run_demo(out: Path, progress: Progress | None = None) -> list[Evaluation]:
         )
     records = [evaluation.record for evaluation in evaluations]
     paired = paired_differences(evaluations)
-    write_json(out / "evaluation.json", {"evaluations": records, "paired": paired})
+    write_json(out / "evaluation.json", to_file(records, paired))
     folders = Folders(out / "maps", out / "held-out" / "masks", out / "held-out" / "images")
     page = Page(
         title="densecal: a demonstration",
@@ -83,8 +82,8 @@ def _clear(out: Path) -> None:
 
 
 def _lead(evaluations: list[Evaluation]) -> list[str]:
-    plain, ours = (evaluation.record["calibration"] for evaluation in evaluations)
-    low, high = paired_differences(evaluations)[0]["ci"]["ece_ew"]
+    plain, ours = (evaluation.record.calibration for evaluation in evaluations)
+    low, high = paired_differences(evaluations)[0].ci["ece_ew"]
     return [
         "Two networks, equal but for the training method, learned to find objects in 120 generated scenes whose labels "
         "are drawn from known probabilities: outlines are uncertain, and some objects are labelled only sometimes. No "
@@ -115,5 +114,8 @@ def _commands() -> list[str]:
     return [*lines, "densecal evaluate maps held-out/masks"]
 
 
-def _titled(progress: Progress, name: str) -> Progress:
-    return lambda title, done, total, figures: progress(f"{name}: {title}", done, total, figures)
+def _with_name(progress: Progress, name: str) -> Progress:
+    def report(title: str, done: int, total: int, /, **figures: float) -> None:
+        progress(f"{name}: {title}", done, total, **figures)
+
+    return report

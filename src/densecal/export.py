@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from densecal import __version__, posthoc
 from densecal.errors import InputError
-from densecal.files import write_atomically
+from densecal.io.atomic import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
-from densecal.prediction import load_predictor, own_calibrator_error
+from densecal.prediction.predictor import load_predictor, own_calibrator_error
 
 INPUTS = ("unit", "uint8", "normalised")
 """Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""

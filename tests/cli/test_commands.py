@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from densecal.cli.evaluating import evaluate
-from densecal.cli.training import predict
-from densecal.data.images import MAX_PIXELS
+from densecal.cli.evaluate import evaluate
+from densecal.cli.train import predict
+from densecal.io.images import MAX_PIXELS
 from tests.running import run
 from tests.training.common import environment
 
@@ -28,7 +28,7 @@ def test_both_modules_can_be_run(module):
         (["train", "demo", "optim.lr=fast", "--out", "x"], "densecal.training.loop"),
         (["predict", "run", "photos", "--overlap", "32", "--out", "x"], "torch"),
         (["calibrate", "fit", "platt", "maps", "masks", "--out", "x.txt"], "torch"),
-        (["calibrate", "fit", "plat", "maps", "masks", "--out", "x.json"], "densecal.calibration"),
+        (["calibrate", "fit", "plat", "maps", "masks", "--out", "x.json"], "densecal.calibrate"),
         (["benchmark", "nowhere.yaml", "--out", "x"], "matplotlib"),
         (["report", "run", "--masks", "masks", "--out", "x.html"], "densecal.report.collect"),
     ],
@@ -94,7 +94,7 @@ def folder(tmp_path):
 )
 def test_targets_of_evaluate_are_checked_before_scoring(folder, tmp_path, monkeypatch, option, target, found):
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
-    monkeypatch.setattr("densecal.evaluation.evaluate", lambda *_, **__: pytest.fail("it was scored"))
+    monkeypatch.setattr("densecal.evaluation.folders.evaluate", lambda *_, **__: pytest.fail("it was scored"))
     (tmp_path / "locked").mkdir()
     code, _, err = run("evaluate", folder, folder, option, tmp_path / target)
     assert code == 2

@@ -173,7 +173,7 @@ def test_zips_and_processes(tmp_path: Path):
     path = samples.zipped(tmp_path / "x.zip", names)
     more = samples.zipped(tmp_path / "y.zip", ["again"], first=7)
     calls: list[tuple[int, int]] = []
-    report = check([path, more], against=[more], workers=2, progress=lambda done, total: calls.append((done, total)))
+    report = check([path, more], against=[more], workers=2, progress=lambda _, *step: calls.append(step))
     assert found(report) == {
         "duplicate": [["007.png", "again.png"]],
         "shared": [["007.png", "again.png"], ["again.png", "again.png"]],

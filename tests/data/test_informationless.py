@@ -6,7 +6,7 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from densecal.data import informationless as made
-from densecal.draws import uniform
+from densecal.rng import uniform
 
 
 @pytest.fixture

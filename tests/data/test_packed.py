@@ -340,7 +340,7 @@ def test_processes_give_the_same_bytes_and_tell_how_far_they_are(tmp_path: Path)
     names = [f"{i:02d}" for i in range(40)]
     source = open_source(samples.zipped(tmp_path / "set.zip", names))
     told: list[tuple[int, int]] = []
-    pack(source, names, 16, tmp_path / "two", workers=2, progress=lambda *p: told.append(p))
+    pack(source, names, 16, tmp_path / "two", workers=2, progress=lambda _, *p: told.append(p))
     pack(source, names, 16, tmp_path / "one", workers=1)
     assert told == [(16, 40), (32, 40), (40, 40)]
     for file in ("images.u8", "masks.u8", "manifest.json"):
@@ -358,7 +358,7 @@ def test_files_are_hashed_and_on_the_disk_before_the_last_sample_is_decoded(
     monkeypatch.setattr(os, "fsync", lambda _: synced.append(told))
     told = 0
 
-    def progress(done: int, _: int) -> None:
+    def progress(_: str, done: int, __: int) -> None:
         nonlocal told
         told = done
 
@@ -373,7 +373,7 @@ import sys, time
 from densecal.data import open_source, pack
 if __name__ == "__main__":
     root, workers, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    def progress(done, total):
+    def progress(title, done, total):
         import multiprocessing
         print(*[p.pid for p in multiprocessing.active_children()], flush=True)
         time.sleep(pause)
@@ -471,7 +471,8 @@ def test_a_killed_process_leaves_nothing_that_the_next_does_not_clear_up(tmp_pat
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "cache").exists()
-    (abandoned,) = tmp_path.glob(".cache.building-*")
+    abandoned, lock = sorted(tmp_path.glob(".cache.building-*"))
+    assert lock.name == f"{abandoned.name}.lock"
     assert len(list(abandoned.glob("densecal-*/task"))) == 1, "what its processes read is cleared up with the rest"
     deadline = time.monotonic() + 60
     while any(map(is_running, workers)) and time.monotonic() < deadline:
@@ -499,8 +500,8 @@ def test_a_build_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
 
 @contextmanager
 def lock_held(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock as another process would: a file that is opened twice is locked once."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Hold a build folder's lock as another process would: a file that is opened twice is locked once."""
+    handle = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -532,46 +533,29 @@ def test_what_a_dead_process_left_is_removed_and_what_belongs_to_other_caches_is
     assert left_over(tmp_path) == [".building-x", ".cache", ".cache2.building-x", "cache", "cache.building-x", "set"]
 
 
-def test_nothing_is_built_in_a_folder_that_another_process_is_about_to_remove(
+def test_a_build_folder_is_locked_before_it_exists(
     tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its making and its locking a new folder looks abandoned, and another process may lock it first."""
-    make, taken, locked, removed = Path.mkdir, [], threading.Event(), threading.Event()
+    """Otherwise another process could take it for abandoned and remove it."""
+    make, refused = Path.mkdir, []
 
-    def remove(folder: Path) -> None:
-        with lock_held(folder):
-            locked.set()
-            time.sleep(0.2)
-            folder.rmdir()
-            removed.set()
-
-    def make_and_lose(folder: Path, *arguments: object, **options: object) -> None:
-        new = not folder.exists()
+    def make_when_locked(folder: Path, *arguments: object, **options: object) -> None:
+        if folder.name.startswith(".cache.building-") and not folder.exists():
+            with pytest.raises(BlockingIOError), lock_held(folder):
+                pass
+            refused.append(folder)
         make(folder, *arguments, **options)  # type: ignore[arg-type]
-        if new and not taken:
-            taken.append(folder)
-            threading.Thread(target=remove, args=(folder,)).start()
-            locked.wait()
 
-    (tmp_path / "caches").mkdir()
-    monkeypatch.setattr(Path, "mkdir", make_and_lose)
-    when_decoding: list[bool] = []
-    packed = pack(
-        source, NAMES, 16, tmp_path / "caches" / "cache", workers=1,
-        progress=lambda *_: when_decoding.append(removed.is_set()),
-    )  # fmt: skip
-    assert taken[0].name.startswith(".cache.building-")
-    assert when_decoding == [True]
-    assert not taken[0].exists()
-    assert len(open_packed(packed.folder, verify=True)) == len(NAMES)
-    assert left_over(tmp_path / "caches") == ["cache"]
+    monkeypatch.setattr(Path, "mkdir", make_when_locked)
+    pack(source, NAMES, 16, tmp_path / "cache", workers=1)
+    assert len(refused) == 1
 
 
 def test_a_folder_is_locked_for_as_long_as_something_is_built_in_it(tmp_path: Path, source: Source) -> None:
     locked: list[bool] = []
 
     def progress(*_: int) -> None:
-        (building,) = tmp_path.glob(".cache.building-*")
+        (building,) = (path for path in tmp_path.glob(".cache.building-*") if path.is_dir())
         try:
             with lock_held(building):
                 locked.append(False)

@@ -9,8 +9,8 @@ from scipy.ndimage import gaussian_filter
 
 from densecal.data.scenes import generate
 from densecal.data.shift import KINDS, SEVERITIES, STRENGTHS, shifted
-from densecal.model_evaluation import ImageSet, evaluate_model
-from densecal.shift_evaluation import shift_evaluations, shifted_set
+from densecal.evaluation.model import ImageSet, evaluate_model
+from densecal.evaluation.shift import shift_evaluations, shifted_set
 
 SCENES = generate(4, 48, seed=5)
 
@@ -111,7 +111,7 @@ def test_records_are_those_of_the_shifted_sets():
     steps = []
     found = shift_evaluations(
         brightness_model, data, calibrators, kinds=("brightness", "noise"), severities=(1, 4),
-        progress=lambda *step: steps.append(step),
+        progress=lambda _, *step: steps.append(step),
     )  # fmt: skip
     assert list(found) == ["plain", "halved"]
     assert {kind: list(records) for kind, records in found["halved"].items()} == {
@@ -124,4 +124,4 @@ def test_records_are_those_of_the_shifted_sets():
         assert found[name]["noise"][0] == found[name]["brightness"][0] == clean
         noisy = evaluate_model(brightness_model, shifted_set(data, "noise", 4), {name: calibrate})[name].record
         assert found[name]["noise"][4] == noisy
-    assert found["plain"]["brightness"][4]["calibration"]["accuracy"] < clean["calibration"]["accuracy"]
+    assert found["plain"]["brightness"][4].calibration["accuracy"] < clean.calibration["accuracy"]

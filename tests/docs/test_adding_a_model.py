@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from densecal.models import build, registry
-from densecal.prediction import load_predictor
+from densecal.prediction.predictor import load_predictor
 from densecal.training.config import load_config
 from tests.training.common import log_lines
 
@@ -22,7 +22,7 @@ def blocks() -> list[str]:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
+    monkeypatch.setattr(registry.ARCHITECTURES, "_known", dict(registry.ARCHITECTURES._known))
     exec(blocks()[0], {"__name__": "adding_a_model"})
 
 

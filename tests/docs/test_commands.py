@@ -31,7 +31,7 @@ from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.summary import results, summarise
 from densecal.cli import app
 from densecal.data.scenes import generate, write
-from densecal.files import write_json
+from densecal.io.atomic import write_json
 from densecal.methods import create
 from tests.running import run
 

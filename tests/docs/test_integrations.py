@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from densecal.integrations import loggers
 from densecal.integrations.lightning import LOGGED
+from densecal.training import loggers
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_a_logger_works_as_shown(monkeypatch: pytest.MonkeyPatch):
     told: list[object] = []
     logger = SimpleNamespace(write=told.append, close=lambda: told.append("closed"))
     monkeypatch.setattr(loggers, "WandbLogger", lambda folder, settings: told.append((folder, settings)) or logger)
-    (code,) = re.findall(r"```\n(from densecal.integrations import loggers.*?)```", GUIDE, re.DOTALL)
+    (code,) = re.findall(r"```\n(from densecal.training import loggers.*?)```", GUIDE, re.DOTALL)
     exec(code, {"Path": Path, "result": SimpleNamespace(ece_ew=0.1)})
     line = {"epoch": 1, "loss": 0.31, "validation": {"ece_ew": 0.1}}
     assert told == [(Path("runs/mine"), {"lr": 1e-3}), line, "closed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import densecal
-from densecal.integrations import required
+from densecal.runtime.extras import require
 
 SOURCE = Path(densecal.__file__).parent
 
@@ -49,4 +49,4 @@ def test_a_broken_package_is_not_called_missing(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "broken_tool.py").write_text("import a_part_that_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_part_that_is_not_there"):
-        required("somebody", "broken_tool")
+        require("somebody", "broken_tool")

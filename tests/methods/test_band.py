@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from densecal.labels import moderation_noise, perturb, technique_strength
 from densecal.methods import create, options
 from densecal.methods.band import boundary_band
-from densecal.methods.slp import LABEL_STREAM, NOISE_STREAM
+from densecal.rng import Stream
 from tests.methods.test_protocol import NoSync, forbid
 
 VOID = 255
@@ -101,7 +101,7 @@ def test_drawn_images_are_perturbed_in_the_band_and_nowhere_else(name, technique
     method = make(name, technique=technique, band=2)
     whole = make(name, technique=technique).prepare(masks, masks, index)[1]
     targets = method.prepare(masks, masks, index)[1]
-    drawn = (method.uniform(index, LABEL_STREAM)[:, 0] < 0.4).view(-1, 1, 1, 1)
+    drawn = (method.uniform(index, Stream.LABEL)[:, 0] < 0.4).view(-1, 1, 1, 1)
     touched = drawn & brute_bands(masks, 2)
     assert touched.any()
     assert (drawn & ~touched & (masks != VOID)).any()
@@ -115,7 +115,7 @@ def test_the_loss_of_k_classes_is_that_of_soft_labels_in_the_band(name):
     z = 4 * own + torch.randn(N, K, *masks.shape[1:])
     method = make(name, num_classes=K, band=2, technique="si")
     found = method.loss(z, method.prepare(z, masks, index)[1])
-    drawn = (method.uniform(index, LABEL_STREAM)[:, 0] < 0.4).view(-1, 1, 1)
+    drawn = (method.uniform(index, Stream.LABEL)[:, 0] < 0.4).view(-1, 1, 1)
     strength = technique_strength("si", K) * (drawn & brute_bands(masks, 2)).double()
     valid = masks != VOID
     soft = perturb(one_hot(masks.where(valid, 0), K).double(), strength.unsqueeze(-1), K)
@@ -144,13 +144,13 @@ def test_without_a_band_whole_images_are_perturbed_as_ever(name, classes):
     for technique in ("hi", "dm") if classes == 1 else ("hi", "m"):
         method = make(name, num_classes=classes, technique=technique)
         targets = method.prepare(masks, masks, index)[1]
-        strength = technique_strength(technique, classes) * (method.uniform(index, LABEL_STREAM)[:, 0] < 0.4)
+        strength = technique_strength(technique, classes) * (method.uniform(index, Stream.LABEL)[:, 0] < 0.4)
         if classes > 1:
             assert torch.equal(targets.strength, strength)
             continue
         expected = perturb(masks, strength)
         if technique == "dm":
-            noise = moderation_noise(method.uniform(index, NOISE_STREAM, 320).view(masks.shape))
+            noise = moderation_noise(method.uniform(index, Stream.MODERATION_NOISE, 320).view(masks.shape))
             expected = torch.where((strength > 0).view(-1, 1, 1, 1), expected + noise, expected)
         assert torch.equal(targets, torch.where(masks == VOID, masks, expected))
         none = make(name, technique=technique, band=None)

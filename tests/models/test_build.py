@@ -157,7 +157,7 @@ def test_decoder_options_reach_smp() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"arch": "unett"}, "unknown architecture 'unett'; did you mean unet"),
+        ({"arch": "unett"}, r"architecture: 'unett'; expected one of .*unet \(did you mean .*unet"),
         ({"arch": "zzz"}, "expected one of deeplabv3plus, .*fpn, .*paper-unet, .*unet"),
         ({"encoder": "resnet5"}, "unknown encoder 'resnet5'; did you mean .*resnet50"),
         ({"encoder": "resnet50.tv_in1"}, "unknown weights tag 'tv_in1' .*did you mean tv_in1k"),
@@ -194,12 +194,12 @@ def test_importing_the_package_needs_no_extra() -> None:
 
 
 def test_one_decorator_adds_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "_BUILDERS", dict(registry_module._BUILDERS))
+    monkeypatch.setattr(registry_module.ARCHITECTURES, "_known", dict(registry_module.ARCHITECTURES._known))
 
     @registry_module.architecture("pointwise")
     def pointwise(encoder: str, classes: int) -> nn.Module:
         return nn.Conv2d(3, classes, 1)
 
     assert build("pointwise", "resnet18", classes=5)(images(1, 3, 9, 9)).shape == (1, 5, 9, 9)
-    with pytest.raises(ValueError, match="registered twice"):
+    with pytest.raises(ValueError, match="already registered"):
         registry_module.architecture("pointwise")(pointwise)

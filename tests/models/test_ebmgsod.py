@@ -12,12 +12,10 @@ from scipy.signal import correlate2d
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from densecal.draws import normal
 from densecal.methods import create
 from densecal.models import build
 from densecal.models.ebmgsod import (
     EBMGSOD,
-    TRAINING_STREAM,
     ChannelAttention,
     EnergyPrior,
     HolisticAttention,
@@ -25,6 +23,7 @@ from densecal.models.ebmgsod import (
     langevin,
     mean_probability,
 )
+from densecal.rng import Stream, normal
 
 
 def count(*modules: nn.Module) -> int:
@@ -79,7 +78,7 @@ def test_a_training_step_gets_two_maps_of_the_images_size_and_two_energies() -> 
 
 def test_inputs_that_mixed_precision_has_halved_are_sampled_in_single_precision(network: EBMGSOD) -> None:
     images, masks = torch.rand(2, 3, 64, 64), (torch.rand(2, 1, 64, 64) > 0.5).float()
-    noise = normal(0, 0, torch.arange(2), TRAINING_STREAM, 2 * 6 * 32).view(2, 2, 6, 32).half()
+    noise = normal(0, 0, torch.arange(2), Stream.EBM_TRAINING, 2 * 6 * 32).view(2, 2, 6, 32).half()
     network.float()
     with torch.no_grad():
         expected = network(images, masks, noise.float())
@@ -311,7 +310,7 @@ def test_the_criterion_is_the_published_structure_loss(padded: bool) -> None:
     assert float(losses["prior"]) == pytest.approx(float((positive - negative)[real].mean()), rel=1e-5)
     assert logits is refined
     assert torch.equal(model.given["masks"], y)
-    drawn = normal(4, 2, index, TRAINING_STREAM, 2 * 6 * 32).view(3, 2, 6, 32)
+    drawn = normal(4, 2, index, Stream.EBM_TRAINING, 2 * 6 * 32).view(3, 2, 6, 32)
     assert torch.equal(model.given["noise"], drawn)
 
 

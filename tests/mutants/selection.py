@@ -8,7 +8,7 @@ from tests.mutants.changes import Mutant, mutants
 
 CORE = (
     "labels.py",
-    "draws.py",
+    "rng.py",
     "metrics/*.py",
     "posthoc/*.py",
     "methods/*.py",
@@ -16,32 +16,24 @@ CORE = (
     "data/informationless.py",
     "data/packed.py",
     "data/splits.py",
-    "data/images.py",
-    "scoring.py",
-    "evaluation.py",
-    "tiling.py",
+    "io/images.py",
+    "evaluation/worker.py",
+    "evaluation/totals.py",
+    "prediction/tiles.py",
     "training/checkpoint.py",
     "training/loop.py",
     "training/schedule.py",
     "training/averaging.py",
     "models/dropout.py",
-    "ensembles.py",
+    "prediction/ensembles.py",
 )
 """The modules that are mutated, relative to src/densecal; `*` matches folders too."""
-KERNELS = (
-    "metrics/counting.py",
-    "models/fused.py",
-    "models/depthwise.py",
-    "models/doubling.py",
-    "models/narrow.py",
-)
-"""Left out: no test runs them without a GPU."""
 
 
 def modules(package: Path, patterns: tuple[str, ...] = CORE) -> dict[str, str]:
     """The text of the modules of a package that match a pattern, by name."""
     names = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
-    kept = [name for name in names if _matches(name, patterns) and not _matches(name, KERNELS)]
+    kept = [name for name in names if _matches(name, patterns)]
     return {name: (package / name).read_text(encoding="utf-8") for name in kept}
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from densecal.evaluation import Evaluation, evaluate, paired_differences
-from densecal.ood_evaluation import evaluate_ood, ood_entry
+from densecal.evaluation.folders import Evaluation, evaluate, paired_differences
+from densecal.evaluation.ood import compare_ood, evaluate_ood
+from densecal.evaluation.record import Record
+from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Folders, folder_examples
 from densecal.report.page import Page
 from densecal.report.pictures import mask, photo
 from densecal.report.runs import Run
-from densecal.scoring import Settings
 
 SHY, SURE = "shy <b>bold</b>", "sure </script><script>window.pwned=1</script>"
 """Names of the methods; the second is over-confident."""
@@ -56,8 +58,9 @@ def evaluations(folders: Folders) -> list[Evaluation]:
             folders.predictions / folder, folders.masks, name=name, dataset=DATASET, settings=Settings(entropy=True)
         )
         outside = evaluate_ood(folders.predictions.parent / "empty" / folder, name=name, dataset="empty")
-        inside.record["ood"] = [ood_entry(inside.record, outside.record)]
-        found.append(inside)
+        assert outside is not None
+        record = replace(inside.record, ood=(compare_ood(inside.record, outside.record),))
+        found.append(replace(inside, record=record))
     return found
 
 
@@ -65,7 +68,7 @@ def small_page(folder: Path) -> Page:
     """A page with everything on it."""
     folders = write_maps(folder)
     found = evaluations(folders)
-    records = [json.loads(json.dumps(evaluation.record)) for evaluation in found]
+    records = [Record.from_json(json.loads(json.dumps(e.record.to_json())), "records") for e in found]
     examples = []
     for record, name in zip(records, FOLDERS.values(), strict=True):
         own = Folders(folders.predictions / name, folders.masks, folders.images)
@@ -74,6 +77,12 @@ def small_page(folder: Path) -> Page:
         "report of <i>everything</i>", ["A lead & more."], records, paired_differences(found), [run(SURE)], examples,
         ["a note with <script>window.pwned=1</script>"], ["densecal report x.json --out <file>"],
     )  # fmt: skip
+
+
+def with_figures(record: Record, name: str, **figures: float) -> Record:
+    """A record of another name and with other calibration figures."""
+    calibration = replace(record.calibration, figures={**record.calibration, **figures})
+    return replace(record, name=name, calibration=calibration)
 
 
 def run(name: str, images: int = 50) -> Run:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from densecal.evaluation import evaluate
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.record import Record
+from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Example
 from densecal.report.page import MOST_BYTES, Page, write_page
 from densecal.report.pictures import mask, photo, share
-from densecal.scoring import Settings
 from tests.report.browser import CHROMIUM, Browser
-from tests.report.material import COUNT, DATASET, SHY, SURE, run, small_page
+from tests.report.material import COUNT, DATASET, SHY, SURE, run, small_page, with_figures
 
 DASH = "\N{EN DASH}"
 pytestmark = [
@@ -103,7 +105,7 @@ def test_the_policy_lets_no_other_script_run_and_nothing_be_fetched(browser, fol
 
 
 def test_the_table_sorts_by_click_and_by_key(opened, page):
-    ece = {record["name"]: record["calibration"]["ece_ew"] for record in page.records}
+    ece = {record.name: record.calibration["ece_ew"] for record in page.records}
     heads = texts(opened, "#methods thead th")
     column = heads.index("ECE") + 1
     button = f"#methods thead th:nth-child({column}) button"
@@ -123,10 +125,10 @@ def test_the_table_sorts_by_click_and_by_key(opened, page):
 
 
 def test_the_best_is_marked_with_its_interval(opened, page):
-    best = min(page.records, key=lambda record: record["calibration"]["ece_ew"])
-    low, high = best["calibration"]["ci"]["ece_ew"]
+    best = min(page.records, key=lambda record: record.calibration["ece_ew"])
+    low, high = best.calibration.ci["ece_ew"]
     first = texts(opened, "#summary .fact dl > div")[0]
-    assert first.startswith("ECE★ " + best["name"])
+    assert first.startswith("ECE★ " + best.name)
     assert f"{100 * low:.2f} {DASH} {100 * high:.2f}" in first
     assert any(text.startswith("★") for text in texts(opened, "#forest svg[role=group] text"))
 
@@ -134,7 +136,7 @@ def test_the_best_is_marked_with_its_interval(opened, page):
 def test_the_diagram_of_the_summary_marks_all_that_tie(browser, folder, page):
     record = page.records[0]
     ece = {"a": 0.1, "b": 0.10004, "c": 0.2}
-    tied = [{**record, "name": name, "calibration": {**record["calibration"], "ece_ew": ece[name]}} for name in ece]
+    tied = [with_figures(record, name, ece_ew=ece[name]) for name in ece]
     write_page(Page("ties", records=tied), folder / "ties.html")
     browser.open(folder / "ties.html")
     stars = [text for text in texts(browser, "#forest svg[role=group] text") if text.startswith("★")]
@@ -174,29 +176,29 @@ def test_the_slider_moves_scores_and_counts(opened, folder):
 
 def test_the_slider_follows_the_curves_of_the_record_too(opened, page):
     opened.point("#pooling label:nth-of-type(2) input", click=True)
-    curves = page.records[0]["curves"]
+    curves = page.records[0].curves
     t = int(255 * 0.5) + 1
-    expected = [f"{curves[key][t]:.3f}" for key in ("precision", "recall", "f_curve")]
+    expected = [f"{getattr(curves, key)[t]:.3f}" for key in ("precision", "recall", "f_curve")]
     assert texts(opened, "#threshold-rows tr:nth-child(1) td")[:3] == expected
 
 
 def test_diagrams_tell_their_values_to_pointer_and_keys(opened, page):
-    curve = page.records[0]["reliability"]
-    held = [i for i, n in enumerate(curve["count"]) if n]
+    curve = page.records[0].reliability
+    held = [i for i, n in enumerate(curve.count) if n]
     opened.point("#reliability-panels svg[role=group]", 0.97, 0.4)
     last = held[-1]
-    assert f"accuracy {100 * curve['accuracy'][last]:.2f} %" in texts(opened, "#tip")[0]
+    assert f"accuracy {100 * curve.accuracy[last]:.2f} %" in texts(opened, "#tip")[0]
     opened.run("document.querySelector('#reliability-panels svg[role=group]').focus()")
     opened.press("Home")
     opened.press("ArrowRight")
     second = held[1]
-    assert f"{curve['count'][second]:,} pixels" in texts(opened, "#tip")[0]
+    assert f"{curve.count[second]:,} pixels" in texts(opened, "#tip")[0]
     assert opened.run("document.getElementById('tip').getAttribute('aria-live')") == "polite"
     opened.run("document.querySelector('#reliability-panels details').open = true")
     opened.settle()
     rows = texts(opened, "#reliability-panels details tbody tr")
     assert len(rows) == len(held)
-    assert f"{100 * curve['accuracy'][held[0]]:.2f} %" in rows[0]
+    assert f"{100 * curve.accuracy[held[0]]:.2f} %" in rows[0]
 
 
 def test_methods_can_be_left_out_of_the_diagrams(opened):
@@ -266,7 +268,7 @@ def test_training_alpha_and_entropy_are_drawn(opened, page):
     counts = [int(text) for text in texts(opened, "#alpha-charts details td:nth-child(2)")]
     assert counts == np.histogram(values, 30)[0].tolist()
     assert len(texts(opened, "#ood-panels figure > figcaption")) == 2
-    assert f"AUROC {page.records[0]['ood'][0]['auroc']:.3f}" in texts(opened, "#ood-panels figcaption")[0]
+    assert f"AUROC {page.records[0].ood[0].auroc:.3f}" in texts(opened, "#ood-panels figcaption")[0]
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -328,12 +330,14 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     browser.open(folder / "classes.html")
     assert browser.complaints == []
     assert "#threshold" not in browser.run("[...document.querySelectorAll('nav a')].map(a => a.hash)")
-    old = {key: value for key, value in page.records[0].items() if key not in ("thresholds", "settings", "ood")}
-    write_page(Page("old", records=[old, {**several, "dataset": DATASET}]), folder / "old.html")
+    content = page.records[0].to_json()
+    kept = {key: value for key, value in content.items() if key not in ("schema", "thresholds", "settings", "ood")}
+    old = Record.from_json(kept, "old.json")
+    write_page(Page("old", records=[old, replace(several, dataset=DATASET)]), folder / "old.html")
     browser.open(folder / "old.html")
     browser.point("#pooling label:nth-of-type(2) input", click=True)
     shown = texts(browser, "#threshold-rows td")
-    assert shown[2] == f"{old['curves']['f_curve'][128]:.3f}"
+    assert shown[2] == f"{old.curves.f_curve[128]:.3f}"
     assert shown[3:] == [DASH] * 6  # counts of pixels are not in such a record
     browser.run("document.getElementById('pick').open = true")
     for place in (1, 2):  # nothing to show is no error
@@ -345,8 +349,8 @@ def test_of_many_methods_those_shown_first_look_different(browser, folder, page)
     record = page.records[0]
     records = []
     for i in range(20):
-        figures = {**record["calibration"], "ece_ew": 0.2 - 0.01 * (7 * i % 20)}
-        records.append({**record, "name": f"method {i} of a long name, seed {i}", "calibration": figures})
+        name = f"method {i} of a long name, seed {i}"
+        records.append(with_figures(record, name, ece_ew=0.2 - 0.01 * (7 * i % 20)))
     write_page(Page("many", records=records), folder / "many.html")
     for width in (1280, 390):
         browser.open(folder / "many.html", width)
@@ -356,7 +360,7 @@ def test_of_many_methods_those_shown_first_look_different(browser, folder, page)
         styles = browser.run(f"{keys}.map(l => l.getAttribute('class') + '|' + l.getAttribute('stroke-dasharray'))")
         assert len(styles) == 8
         assert len({style.split("|")[0] for style in styles}) == 8
-        shown = {record["name"] for record in sorted(records, key=lambda r: r["calibration"]["ece_ew"])[:8]}
+        shown = {record.name for record in sorted(records, key=lambda r: r.calibration["ece_ew"])[:8]}
         assert set(texts(browser, "#threshold-rows th")) == shown
         assert {name.split(":")[0] for name in texts(browser, "#ood-panels figcaption > span")} == shown
         # a name leaves room for figures beside it
@@ -383,12 +387,9 @@ def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
         }
         confidence, accuracy = rng.uniform(0.7, 1, 2)
         examples.append(Example("one", "many", f"image {i}", confidence, accuracy, float(rng.random()), pictures))
-    record = {**page.records[0], "images": 1000}
     cells = np.unique(rng.integers(50, 100, (1000, 2)), axis=0, return_counts=True)
-    record["joint"] = {
-        **record["joint"],
-        "counts": [[int(a), int(b), int(n)] for (a, b), n in zip(*cells, strict=True)],
-    }
+    counts = tuple((int(a), int(b), int(n)) for (a, b), n in zip(*cells, strict=True))
+    record = replace(page.records[0], images=1000, joint=replace(page.records[0].joint, counts=counts))
     large = Page("large", [], [record], runs=[run("one", 1000)], examples=examples)
     size = write_page(large, folder / "large.html")
     assert size < MOST_BYTES

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from densecal.cli import app
 from densecal.errors import InputError
-from densecal.evaluation import evaluate, paired_differences
-from densecal.files import write_json
-from densecal.ood_evaluation import evaluate_ood
+from densecal.evaluation.folders import evaluate, paired_differences
+from densecal.evaluation.ood import evaluate_ood
+from densecal.evaluation.record import to_file
+from densecal.evaluation.worker import Settings
+from densecal.io.atomic import write_json
 from densecal.report.collect import collect
 from densecal.report.inputs import read_inputs
-from densecal.scoring import Settings
 from densecal.training.loop import train
 from tests.report.material import write_maps
 from tests.training.common import small_config
@@ -28,8 +29,8 @@ def folder(tmp_path_factory):
     folders = write_maps(made, count=8)
     found = [evaluate(folders.predictions / name, folders.masks, dataset="d") for name in ("shy", "sure")]
     records = [evaluation.record for evaluation in found]
-    write_json(made / "one.json", records[0])
-    write_json(made / "two.json", {"evaluations": records, "paired": paired_differences(found)})
+    write_json(made / "one.json", to_file(records[:1]))
+    write_json(made / "two.json", to_file(records, paired_differences(found)))
     return made
 
 
@@ -109,15 +110,15 @@ def test_a_run_without_checkpoint_or_images_still_shows_its_log(runs, tmp_path):
 def test_runs_on_other_images_are_not_compared(runs, tmp_path):
     train(small_config("optim.epochs=1", "data.scenes.seed=9"), tmp_path / "other")
     page = collect([runs / "bce", tmp_path / "other"], examples=1)
-    assert [record["dataset"] for record in page.records] == ["validation", "validation (2)"]
+    assert [record.dataset for record in page.records] == ["validation", "validation (2)"]
     assert [example.dataset for example in page.examples] == ["validation", "validation (2)"]
     assert page.paired == []
 
 
 def test_a_benchmark_folder(folder, tmp_path):
     base = tmp_path / "bench"
-    outside = evaluate_ood(folder / "empty" / "shy", dataset="void").record
-    inside = evaluate(folder / "maps" / "shy", folder / "masks", settings=Settings(entropy=True)).record
+    outside = evaluate_ood(folder / "empty" / "shy", dataset="void").record.to_json()
+    inside = evaluate(folder / "maps" / "shy", folder / "masks", settings=Settings(entropy=True)).record.to_json()
     for seed in (0, 1):
         records = [
             {**inside, "dataset": "validation", "calibrator": "none"},
@@ -131,17 +132,17 @@ def test_a_benchmark_folder(folder, tmp_path):
     matrix = {"seeds": [0, 1], "datasets": datasets}
     write_json(base / "results.json", {"matrix": matrix, "rows": []})
     found = read_inputs([base])
-    assert [record["name"] for record in found.records] == [
+    assert [record.name for record in found.records] == [
         "bce, seed 0", "bce, seed 0 + temperature", "bce, seed 1", "bce, seed 1 + temperature",
     ]  # fmt: skip
-    assert [len(record.get("ood", [])) for record in found.records] == [2, 0, 2, 0]
-    assert [entry["dataset"] for entry in found.records[0]["ood"]] == ["void", "scrambled"]
+    assert [len(record.ood) for record in found.records] == [2, 0, 2, 0]
+    assert [entry.dataset for entry in found.records[0].ood] == ["void", "scrambled"]
 
 
 def test_equal_names_are_told_apart(folder, runs, tmp_path):
     (tmp_path / "again.json").write_text((folder / "one.json").read_text())
     found = read_inputs([folder / "one.json", tmp_path / "again.json"])
-    assert [record["name"] for record in found.records] == ["shy", "shy (again)"]
+    assert [record.name for record in found.records] == ["shy", "shy (again)"]
     copy = tmp_path / "y" / "bce"
     copy.mkdir(parents=True)
     for name in ("config.yaml", "log.jsonl"):
@@ -154,10 +155,10 @@ def test_equal_names_are_told_apart(folder, runs, tmp_path):
     [
         ("a.json", "{", "no JSON"),
         ("a.json", "[]", "no JSON object"),
-        ("a.json", '{"evaluations": 3}', "no list"),
-        ("a.json", '{"name": "x"}', "no dataset"),
-        ("a.json", '{"evaluations": [4]}', "no name"),
-        ("a.json", '{"name": 3, "dataset": "x"}', "no name"),
+        ("a.json", '{"evaluations": 3}', "evaluations: 3; expected a list"),
+        ("a.json", '{"name": "x"}', "dataset: missing; expected text"),
+        ("a.json", '{"evaluations": [4]}', r"evaluations\.0: 4; expected an object"),
+        ("a.json", '{"name": 3, "dataset": "x"}', "name: 3; expected text"),
         ("run/log.jsonl", "{}", "no line of a log"),
         ("run/log.jsonl", '{"epoch": 1, "loss": 1, "validation": 3}', "damaged figures"),
     ],
@@ -173,24 +174,24 @@ def test_what_is_damaged_is_named(tmp_path, name, content, found):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "problem"),
     [
-        lambda record: record["reliability"].pop("histogram"),
-        lambda record: record["joint"].pop("counts"),
-        lambda record: record["calibration"].update(ece_ew="much"),
-        lambda record: record["calibration"].update(ece_ew=10**400),
-        lambda record: record["calibration"]["ci"].update(ece_ew=[0, 10**400]),
-        lambda record: record.update(curves=[1, 2]),
-        lambda record: record.update(ood=[{}]),
-        lambda record: record.update(warnings=3),
-        lambda record: record.update(evaluations=[dict(record)], paired=[{"a": "x"}]),
+        (lambda record: record["reliability"].pop("histogram"), "reliability.histogram: missing"),
+        (lambda record: record["joint"].pop("counts"), "joint.counts: missing"),
+        (lambda record: record["calibration"].update(ece_ew="much"), "calibration.ece_ew: 'much'"),
+        (lambda record: record["calibration"].update(ece_ew=10**400), "calibration.ece_ew: an integer of 1,329 bits"),
+        (lambda record: record["calibration"]["ci"].update(ece_ew=[0, 10**400]), "calibration.ci.ece_ew.1: an integer"),
+        (lambda record: record.update(curves=[1, 2]), "curves: [1, 2]"),
+        (lambda record: record.update(ood=[{}]), "ood.0.dataset: missing"),
+        (lambda record: record.update(warnings=3), "warnings: 3"),
+        (lambda record: record.update(evaluations=[dict(record)], paired=[{"a": "x"}]), "paired.0.dataset: missing"),
     ],
 )
-def test_damaged_figures_are_one_line(folder, tmp_path, damage):
+def test_damaged_figures_are_one_line(folder, tmp_path, damage, problem):
     record = json.loads((folder / "one.json").read_text())
     damage(record)
     (tmp_path / "bad.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match=r"bad\.json: damaged figures"):
+    with pytest.raises(InputError, match=rf"bad\.json: {re.escape(problem)}"):
         read_inputs([tmp_path / "bad.json"])
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from densecal.errors import InputError
-from densecal.evaluation import evaluate
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Folders, folder_examples, most_overconfident
-from densecal.scoring import Settings
 from tests.report.material import COUNT, write_maps
 
 
@@ -51,7 +53,7 @@ def test_images_are_optional_and_methods_are_matched_by_name(folders):
     examples = folder_examples(records, Folders(folders.predictions, folders.masks), 2)
     assert [example.method for example in examples] == ["shy", "shy", "sure", "sure"]
     assert all("image" not in example.pictures for example in examples)
-    named = [{**records[0], "name": "another"}, {**records[1], "name": "third"}]
+    named = [replace(records[0], name="another"), replace(records[1], name="third")]
     with pytest.raises(InputError, match="maps of shy on"):
         folder_examples(named, folders, 2)
     only = Folders(folders.predictions / "shy", folders.masks)
@@ -123,11 +125,11 @@ def test_an_image_without_valid_pixels_is_no_example(folders):
 
 
 def test_thresholds_of_the_record_are_those_of_the_pixels(folders):
-    given = evaluate(folders.predictions / "shy", folders.masks).record["thresholds"]
+    given = evaluate(folders.predictions / "shy", folders.masks).record.thresholds
     p = np.stack([np.asarray(Image.open(path)) for path in sorted((folders.predictions / "shy").iterdir())]) / 255
     y = np.stack([np.asarray(Image.open(path)) for path in sorted(folders.masks.iterdir())]) > 127
-    assert (given["positives"], given["negatives"]) == (y.sum(), (~y).sum())
+    assert (given.positives, given.negatives) == (y.sum(), (~y).sum())
     for k in range(101):
         above = p > k / 100
-        assert given["true_positives"][k] == (above & y).sum()
-        assert given["false_positives"][k] == (above & ~y).sum()
+        assert given.true_positives[k] == (above & y).sum()
+        assert given.false_positives[k] == (above & ~y).sum()

@@ -14,7 +14,7 @@ from densecal.errors import InputError
 from densecal.report.chart_data import embedded
 from densecal.report.page import Page, page_text, write_page
 from densecal.report.pictures import SIDE, Album, labels, mask, photo, share
-from tests.report.material import SURE, run, small_page
+from tests.report.material import SURE, run, small_page, with_figures
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -75,15 +75,16 @@ def test_the_best_of_a_data_set_is_marked_in_the_table(page):
     for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table):
         cell = re.findall(r"<t[hd][^>]*>.*?</t[hd]>", row)[column]
         values.append((float(re.search(r'data-value="([^"]+)"', cell)[1]), "★" in cell))
-    assert [value for value, _ in values] == [r["calibration"]["ece_ew"] for r in page.records]
+    assert [value for value, _ in values] == [r.calibration["ece_ew"] for r in page.records]
     assert [marked for _, marked in values] == [value == min(values)[0] for value, _ in values]
 
 
 def test_the_summary_marks_all_that_tie_as_shown(page):
     first, second = page.records
-    ahead = {**first["calibration"], "accuracy": 0.90001, "ece_ew": 0.01}
-    behind = {**second["calibration"], "accuracy": 0.9, "ece_ew": 0.02}
-    tied = [{**first, "name": "a", "calibration": ahead}, {**second, "name": "b", "calibration": behind}]
+    tied = [
+        with_figures(first, name="a", accuracy=0.90001, ece_ew=0.01),
+        with_figures(second, name="b", accuracy=0.9, ece_ew=0.02),
+    ]
     card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)))[0]
     figures = dict(re.findall(r"<dt>(.*?)</dt>(.*?)</div>", card))
     assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["Acc."]) == [("★ a", "90.00 %"), ("★ b", "90.00 %")]

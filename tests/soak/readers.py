@@ -24,17 +24,19 @@ from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.plan import VERSION as RESULT_VERSION
 from densecal.benchmark.plan import Plan, finished, read_result
 from densecal.benchmark.summary import summarise
-from densecal.calibration import read_pair
 from densecal.data import open_source, pack
-from densecal.data.images import read_foreground, read_image, read_map, read_mask
 from densecal.data.packed import open_packed
-from densecal.evaluation import evaluate, find_pairs
-from densecal.files import write_json
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.worker import Settings
+from densecal.io.atomic import write_json
+from densecal.io.images import read_image
+from densecal.io.map_files import read_map
+from densecal.io.masks import read_foreground, read_mask
+from densecal.io.pairs import find_pairs, read_foreground_pair
 from densecal.models import build
 from densecal.models.weights import read_weights
-from densecal.prediction import load_predictor
+from densecal.prediction.predictor import load_predictor
 from densecal.report.inputs import read_inputs
-from densecal.scoring import Settings
 from densecal.training import checkpoint
 from densecal.training.config import dump_config, load_config
 from tests.posthoc.test_storage import KINDS, fitted
@@ -148,7 +150,7 @@ def _images() -> list[Reader]:
     return [
         Reader("image", files, lambda folder: read_image(_only(folder), str(_only(folder)))),
         Reader("mask", files, as_mask),
-        Reader("foreground mask", files, lambda folder: read_foreground(_only(folder))),
+        Reader("foreground mask", files, lambda folder: read_foreground(_only(folder), "a")),
         Reader("map", files, lambda folder: read_map(_only(folder))),
         Reader("PNG header", pngs, lambda folder: read_map(_only(folder)), mutations.wrong_png),
         Reader("PNG header, image", pngs, lambda folder: read_image(_only(folder), "a"), mutations.wrong_png),
@@ -234,7 +236,7 @@ def _pairs() -> Reader:
 
     def read(folder: Path) -> None:
         for pair in find_pairs(folder / "maps", folder / "masks")[0]:
-            read_pair(pair, 255)
+            read_foreground_pair(pair, 255)
 
     return Reader("map and mask", [files], read)
 
@@ -406,7 +408,7 @@ def _record() -> dict[str, object]:
         for path in (Path(folder) / name for name in ("maps/a.png", "maps/b.png", "masks/a.png", "masks/b.png")):
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
-        return evaluate(Path(folder) / "maps", Path(folder) / "masks", settings=Settings(full=False)).record
+        return evaluate(Path(folder) / "maps", Path(folder) / "masks", settings=Settings(full=False)).record.to_json()
 
 
 def _evaluation() -> Reader:
@@ -434,7 +436,8 @@ def _results(scratch: Path) -> Reader:
     path.write_text(yaml.safe_dump({"recipe": "demo", "methods": ["bce"]}))
     matrix = load_matrix(path)
     cell = Plan(matrix, scratch / "bench").untuned[0]
-    record = {**_record(), "dataset": "validation", "calibrator": "none", "entropy": {"mean": 0.1}, "more_bins": {}}
+    record = {**_record(), "dataset": "validation", "calibrator": "none", "more_bins": {}}
+    record["entropy"] = {"histogram": [0] * 100, "images": [0.1, 0.1], "mean": 0.1}
     result = {"version": RESULT_VERSION, "digest": cell.digest, "label": "bce", "seed": 0, "method": {"name": "bce"},
               "grid": {}, "seconds": 1.0, "warnings": [], "evaluations": [record]}  # fmt: skip
     write_json(cell.result, result)

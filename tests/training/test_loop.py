@@ -24,9 +24,9 @@ from densecal.data.scenes import generate, write
 from densecal.errors import InputError, Preempted
 from densecal.methods import Method
 from densecal.training import loop
-from densecal.training.assembly import assemble, fabric_of, initial_network
-from densecal.training.feed import Batch, epoch_batches, open_data
 from densecal.training.loop import train, train_epoch
+from densecal.training.run import assemble, fabric_of, initial_network
+from densecal.training.samples import Batch, epoch_batches, open_data
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
 
 
@@ -468,7 +468,7 @@ def test_a_resumed_epoch_logs_the_speed_of_its_rest_and_the_loss_of_the_whole(tm
     config = small_config("optim.epochs=2")  # five batches of 4, 4, 4, 3 and 3 images
     train(config, tmp_path / "whole")
 
-    def stop(title, done, total, figures):
+    def stop(title, done, total, **figures):
         if (title, done, total) == ("Epoch 2 of 2", 3, 5):
             os.kill(os.getpid(), signal.SIGTERM)
 

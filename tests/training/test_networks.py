@@ -12,8 +12,9 @@ from torch import Tensor
 
 from densecal.errors import InputError
 from densecal.methods import Method
-from densecal.prediction import load_predictor
-from densecal.training import assembly, loop
+from densecal.prediction.predictor import load_predictor
+from densecal.training import loop
+from densecal.training import run as assembly
 from densecal.training.config import Config, load_config
 from densecal.training.loop import train
 from densecal.training.schedule import learning_rate

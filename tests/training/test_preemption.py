@@ -21,7 +21,7 @@ def listening():
 
 
 def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
-    def press(title, done, *_):
+    def press(title, done, *_, **__):
         if (title, done) == ("Epoch 2 of 3", 2):
             signal.raise_signal(signal.SIGINT)
 
@@ -70,7 +70,7 @@ def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypat
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("densecal.training.loop.train", interrupted)
+    monkeypatch.setattr("densecal.calibrate.runs.train_and_calibrate", interrupted)
     code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
     assert code == 130
     assert err == f"densecal: {tmp_path / 'run'}: stopped; --resume goes on after the last finished epoch\n"
@@ -82,7 +82,7 @@ def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
             raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
 
-    monkeypatch.setattr("densecal.training.loop.train", stopped)
+    monkeypatch.setattr("densecal.calibrate.runs.train_and_calibrate", stopped)
     code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
     assert code == 130
     assert err == "densecal: stopped after step 3 of epoch 1; --resume goes on there\n"

@@ -10,11 +10,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from densecal import methods
 from densecal.errors import InputError
-from densecal.reading import read_yaml
+from densecal.evaluation.record import VALIDATION
+from densecal.io.documents import read_yaml
 from densecal.training.config import Positive, Section
 
-VALIDATION = "validation"
-"""The name of the first data set: the run's own validation images."""
 REFERENCE = "bce"
 """The label that tuned methods are compared with, and the horizontal line in figures."""
 

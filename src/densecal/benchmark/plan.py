@@ -15,9 +15,10 @@ from typing import Any
 from densecal import posthoc
 from densecal.benchmark.matrix import Dataset, Matrix, MethodEntry, Value
 from densecal.errors import InputError
-from densecal.files import rounded
+from densecal.evaluation.record import Record
+from densecal.io.atomic import rounded
+from densecal.io.documents import read_json
 from densecal.posthoc.registry import find as find_calibrator
-from densecal.reading import read_json
 from densecal.training.config import Config, load_config
 
 VERSION = 1
@@ -233,41 +234,45 @@ class Plan:
         )  # fmt: skip
 
 
-def read_result(task: Task) -> dict[str, Any] | None:
-    """The result of a task, whatever settings it was made with; ``None`` if there is none that can be read."""
+@dataclass(frozen=True)
+class Result:
+    """What the result file of a task says.
+
+    Attributes:
+        digest: Digest of the settings it was made with.
+        method: The method's settings; empty for a reference.
+        grid: The values that tell a cell from others of its entry.
+        warnings: What the training and the evaluations warned of.
+        records: One per calibrator and data set, the validation images first.
+    """
+
+    digest: str
+    method: dict[str, Any]
+    grid: dict[str, Any]
+    warnings: list[str]
+    records: list[Record]
+
+
+def read_result(task: Task) -> Result | None:
+    """Return the result of a task, whatever settings it was made with; ``None`` if there is none, or a damaged one."""
     try:
-        result = read_json(task.result, "a result")
-    except InputError:
+        content = read_json(task.result, "a result")
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            return None
+        records = [Record.from_json(record, task.result) for record in content["evaluations"]]
+        notes = content["warnings"]
+        return Result(
+            str(content["digest"]), dict(content.get("method", {})), dict(content.get("grid", {})),
+            [str(note) for note in notes], records,
+        )  # fmt: skip
+    except (InputError, LookupError, TypeError, ValueError):
         return None
-    return result if _is_result(result) else None
-
-
-def _is_result(result: Any) -> bool:
-    """Whether JSON has the parts of a result that summaries read, so that a damaged file counts as none."""
-    if not isinstance(result, dict) or result.get("version") != VERSION or not isinstance(result.get("digest"), str):
-        return False
-    notes, records = result.get("warnings"), result.get("evaluations")
-    return (
-        all(isinstance(result.get(key, {}), dict) for key in ("method", "grid"))
-        and isinstance(notes, list)
-        and all(isinstance(note, str) for note in notes)
-        and isinstance(records, list)
-        and all(map(_is_record, records))
-    )
-
-
-def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    kinds = {"calibrator": str, "dataset": str, "calibration": dict, "segmentation": dict, "entropy": dict}
-    kinds["more_bins"] = dict
-    return all(isinstance(record.get(key), kind) for key, kind in kinds.items())
 
 
 def finished(task: Task) -> bool:
     """Whether a task has a result that was made with its settings."""
     result = read_result(task)
-    return result is not None and result.get("digest") == task.digest
+    return result is not None and result.digest == task.digest
 
 
 def failed(task: Task) -> bool:

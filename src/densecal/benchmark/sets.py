@@ -10,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from densecal.benchmark.matrix import VALIDATION, Dataset
+from densecal.benchmark.matrix import Dataset
 from densecal.data import open_source
 from densecal.data.informationless import without_information
 from densecal.data.scenes import generate
 from densecal.errors import InputError
-from densecal.model_evaluation import ImageSet, load_image_set
-from densecal.shift_evaluation import shifted_set
-from densecal.training.config import Config, DataConfig, ScenesConfig
-from densecal.training.feed import open_parts
+from densecal.evaluation.model import ImageSet, load_image_set, load_validation_set
+from densecal.evaluation.record import VALIDATION
+from densecal.evaluation.shift import shifted_set
+from densecal.runtime.progress import Progress, silent
+from densecal.training.config import Config, DataConfig
 
-Progress = Callable[[str, int, int], None]
 _STRIPPED_AT_ONCE = 64
 
 
@@ -30,23 +30,14 @@ class ImageSets:
     def __init__(self) -> None:
         self._kept: dict[str, ImageSet] = {}
 
-    def of(self, config: Config, datasets: tuple[Dataset, ...], progress: Progress | None = None) -> list[ImageSet]:
+    def of(self, config: Config, datasets: tuple[Dataset, ...], progress: Progress = silent) -> list[ImageSet]:
         """The validation images of a run, and after them the data sets, at the size its network sees."""
         return [self._validation(config.data, progress), *(self._read(d, config.data, progress) for d in datasets)]
 
-    def _validation(self, data: DataConfig, progress: Progress | None) -> ImageSet:
-        def read() -> ImageSet:
-            if data.scenes is not None:
-                return _validation_scenes(data.scenes, data.size)
-            part = open_parts(data)[1]
-            paths = part.paths[0] if len(part.paths) == 1 else part.paths
-            # validation images of their own lie beside their masks
-            masks = data.masks if paths == data.images else None
-            return _load(VALIDATION, paths, masks, data, progress, only=part.names)
+    def _validation(self, data: DataConfig, progress: Progress) -> ImageSet:
+        return self._once(f"{VALIDATION} {data.model_dump_json()}", lambda: load_validation_set(data, progress))
 
-        return self._once(f"{VALIDATION} {data.model_dump_json()}", read)
-
-    def _read(self, dataset: Dataset, data: DataConfig, progress: Progress | None) -> ImageSet:
+    def _read(self, dataset: Dataset, data: DataConfig, progress: Progress) -> ImageSet:
         def read() -> ImageSet:
             if dataset.shift is not None:
                 clean = self._read(dataset.model_copy(update={"shift": None}), data, progress)
@@ -58,7 +49,11 @@ class ImageSets:
                 made = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
                 return _scene_set(dataset.name, made.images, made.masks)
             assert dataset.images is not None
-            return _load(dataset.name, dataset.images, dataset.masks, data, progress, without_foreground=dataset.ood)
+            return load_image_set(
+                dataset.name, dataset.images, dataset.masks, size=data.size, classes=data.classes,
+                ignore_index=data.ignore_index if data.classes > 1 else None,
+                without_foreground=dataset.ood, workers=data.workers, progress=progress,
+            )  # fmt: skip
 
         shape = f"{data.size} {data.classes} {data.ignore_index}"
         depends_on = data.model_dump_json() if dataset.informationless else shape
@@ -85,24 +80,6 @@ def check_datasets(datasets: list[Dataset]) -> None:
                 )
 
 
-def _load(
-    name: str,
-    images: str | list[str],
-    masks: str | None,
-    data: DataConfig,
-    progress: Progress | None,
-    *,
-    only: list[str] | None = None,
-    without_foreground: bool = False,
-) -> ImageSet:
-    report = None if progress is None else lambda done, total: progress(f"Reading {name}", done, total)
-    return load_image_set(
-        name, images, masks, size=data.size, classes=data.classes,
-        ignore_index=data.ignore_index if data.classes > 1 else None,
-        without_foreground=without_foreground, only=only, workers=data.workers, progress=report,
-    )  # fmt: skip
-
-
 def _stripped_set(name: str, data: ImageSet) -> ImageSet:
     """A data set with the information taken out of its images, and empty masks of their sizes."""
     return replace(
@@ -121,12 +98,6 @@ def _stripped(data: ImageSet, first: int) -> NDArray[np.uint8]:
     index = torch.arange(first, first + len(images))
     stripped = without_information(images, torch.cat(masks), index, epoch=0, seed=0)
     return (stripped * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-
-
-def _validation_scenes(scenes: ScenesConfig, size: int) -> ImageSet:
-    """The scenes that training holds back."""
-    made = generate(scenes.train + scenes.validation, size, scenes.seed, scenes.softness, scenes.doubtful, scenes.noise)
-    return _scene_set(VALIDATION, made.images[scenes.train :], made.masks[scenes.train :])
 
 
 def _scene_set(

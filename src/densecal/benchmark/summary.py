@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from densecal import __version__
-from densecal.benchmark.matrix import VALIDATION, Matrix
-from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Task, read_result
-from densecal.benchmark.tuning import Choice, choices
-from densecal.metrics.entropy import known
-from densecal.metrics.ood import separation
+import numpy as np
+from numpy.typing import NDArray
 
-Record = dict[str, Any]
+from densecal import __version__
+from densecal.benchmark.matrix import Matrix
+from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, read_result
+from densecal.benchmark.tuning import Choice, choices
+from densecal.evaluation.record import VALIDATION, Record
+from densecal.metrics.entropy import known
+from densecal.metrics.ood import Separation, separation
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Row:
         reference: ``ensemble`` or ``MC dropout``, which are no methods of their own; else empty.
         method: The method's settings.
         grid: The values that tell the row from others of its entry; empty without a grid.
-        records: Evaluation records by seed; by ``all`` for an ensemble. Those of images without foreground have a
-            key ``ood`` more: how well the entropy of an image tells them from the validation images.
+        records: Records by seed; by ``all`` for an ensemble.
+        separations: The same for images without foreground: how well the entropy of an image tells them from the
+            validation images.
     """
 
     label: str
@@ -45,6 +48,7 @@ class Row:
     method: dict[str, Any]
     grid: dict[str, Any]
     records: dict[str, Record]
+    separations: dict[str, Separation]
 
     @property
     def name(self) -> str:
@@ -60,13 +64,19 @@ class Row:
             key: The figure.
             bins: Another number of bins than that of the tables.
         """
-        found = {}
-        for seed, record in self.records.items():
-            place = record["more_bins"].get(str(bins), {}) if bins is not None else record.get(section, {})
-            value = place.get(key)
-            if isinstance(value, int | float) and not math.isnan(value):
-                found[seed] = float(value)
-        return found
+        values = {seed: self._value(seed, section, key, bins) for seed in self.records}
+        return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+    def _value(self, seed: str, section: str, key: str, bins: int | None) -> float:
+        record = self.records[seed]
+        if bins is not None:
+            others = record.more_bins or {}
+            return others[str(bins)].get(key, math.nan) if str(bins) in others else math.nan
+        if section == "ood":
+            return float(getattr(self.separations.get(seed), key, math.nan))
+        if section == "entropy":
+            return math.nan if record.entropy is None or record.entropy.mean is None else record.entropy.mean
+        return record.figure(section, key)
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ def summarise(matrix: Matrix, out: Path, command: str) -> Summary:
         if result is None:
             summary.missing[task.key] = _why_missing(task)
             continue
-        if result["digest"] != task.digest:
+        if result.digest != task.digest:
             summary.stale.append(task.key)
         _add(summary, by_row, task, result)
     for label in matrix.tune.keys() - chosen.keys():
@@ -159,30 +169,33 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: dict[str, Any]) -> None:
+def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: Result) -> None:
     """Sort the evaluations of a result into rows."""
-    ood = {dataset.name for dataset in summary.matrix.datasets if dataset.nothing_to_find}
+    outside = {dataset.name for dataset in summary.matrix.datasets if dataset.nothing_to_find}
     reference = task.kind if isinstance(task, Reference) else ""
-    records = {(record["calibrator"], record["dataset"]): record for record in result["evaluations"]}
+    records = {(record.calibrator or PLAIN, record.dataset): record for record in result.records}
     for (calibrator, dataset), record in records.items():
         if dataset not in summary.datasets or calibrator not in (PLAIN, *summary.matrix.calibrators):
             continue
-        if dataset in ood:
-            inside = records[calibrator, VALIDATION]
-            record["ood"] = asdict(separation(known(inside["entropy"]["images"]), known(record["entropy"]["images"])))
+        ood = dataset in outside
         row = by_row.setdefault(
             (task.label, reference, calibrator, dataset),
-            Row(
-                task.label, calibrator, dataset, dataset in ood, reference,
-                result.get("method", {}), result.get("grid", {}), {},
-            ),
-        )  # fmt: skip
+            Row(task.label, calibrator, dataset, ood, reference, result.method, result.grid, {}, {}),
+        )
         row.records[str(task.seed)] = record
-    for note in result["warnings"]:
+        if ood:
+            inside = records[calibrator, VALIDATION]
+            row.separations[str(task.seed)] = separation(_entropies(inside), _entropies(record))
+    for note in result.warnings:
         summary.notes.setdefault(note, []).append(task.key)
     if isinstance(task, Cell):
         summary.commands[task.key] = _command(task)
         summary.logs.setdefault(task.label, {})[task.seed] = _log(task)
+
+
+def _entropies(record: Record) -> NDArray[np.float64]:
+    assert record.entropy is not None
+    return known(record.entropy.images)
 
 
 def _place(summary: Summary, row: Row) -> tuple[int, int, int]:
@@ -193,13 +206,10 @@ def _place(summary: Summary, row: Row) -> tuple[int, int, int]:
 
 def _row_results(summary: Summary, row: Row) -> dict[str, Any]:
     first = next(iter(row.records.values()))
-    figures: dict[str, Any] = {}
-    for section in ("calibration", "segmentation"):
-        for key in first[section]:
-            if key != "ci":
-                figures[key] = _figure(row, section, key)
+    figures: dict[str, Any] = {key: _figure(row, "calibration", key) for key in first.calibration}
+    figures |= {key: _figure(row, "segmentation", key) for key in first.segmentation}
     figures["entropy"] = _figure(row, "entropy", "mean")
-    figures |= {key: _figure(row, "ood", key) for key in first.get("ood", {})}
+    figures |= {key: _figure(row, "ood", key) for key in ("auroc", "fpr95") if row.separations}
     for bins in summary.matrix.bins[1:]:
         for key in ("ece_ew", "oe_ew", "oe_ew_weighted", "ue_ew", "ece_em"):
             figures[f"{key}@{bins}"] = _figure(row, "calibration", key, bins)
@@ -212,7 +222,7 @@ def _figure(row: Row, section: str, key: str, bins: int | None = None) -> dict[s
     mean, std = spread(values.values())
     figure: dict[str, Any] = {"mean": mean, "std": std, "seeds": values}
     if section == "calibration" and bins is None:
-        intervals = {seed: record["calibration"]["ci"].get(key) for seed, record in row.records.items()}
+        intervals = {seed: record.calibration.ci.get(key) for seed, record in row.records.items()}
         if all(intervals.values()):
             figure["interval"] = intervals
     return figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from densecal.benchmark.matrix import REFERENCE
 from densecal.benchmark.plan import Cell, Plan, finished, read_result
@@ -75,6 +74,6 @@ def _validation(cell: Cell) -> tuple[float, float] | None:
         return None
     result = read_result(cell)
     assert result is not None
-    record: dict[str, Any] = result["evaluations"][0]
-    scores = record["segmentation"]
-    return record["calibration"]["ece_ew"], scores["f_max" if "f_max" in scores else "miou"]
+    record = result.records[0]
+    score = "f_max" if "f_max" in record.segmentation else "miou"
+    return record.calibration["ece_ew"], record.figure("segmentation", score)

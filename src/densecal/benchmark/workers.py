@@ -24,9 +24,10 @@ from densecal.benchmark.plan import ERROR, Plan, Task, failed, finished
 from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
 from densecal.errors import InputError, Preempted
-from densecal.files import locked, write_text
-from densecal.orphans import end_with_parent
-from densecal.training.feed import open_data
+from densecal.io.atomic import write_text
+from densecal.runtime.lock import locked
+from densecal.runtime.pool import cores, environment, start_worker
+from densecal.training.samples import open_data
 
 POLL_SECONDS = 0.5
 REPORT_SECONDS = 0.2
@@ -79,7 +80,7 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
     workers: list[_Worker] = []
     try:
         with _stoppable():
-            workers += [_Worker(matrix, out, environment) for environment in _environments(plan, jobs)]
+            workers += [_Worker(matrix, out, variables) for variables in _environments(plan, jobs)]
             _watch_workers(workers, watch)
     finally:
         for worker in workers:
@@ -113,14 +114,14 @@ def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
 class _Worker:
     """A process that does tasks, and what it is doing."""
 
-    def __init__(self, matrix: Matrix, out: Path, environment: dict[str, str]) -> None:
-        self.arguments = (matrix, out, environment)
+    def __init__(self, matrix: Matrix, out: Path, variables: dict[str, str]) -> None:
+        self.arguments = (matrix, out, variables)
         self.task: tuple[str, Path] | None = None
         self.pipe, other = multiprocessing.Pipe(duplex=False)
         self.process: SpawnProcess = multiprocessing.get_context("spawn").Process(
             target=_work, args=(matrix, out, other)
         )
-        with _set(environment):
+        with environment(variables):
             self.process.start()
         other.close()  # so that the pipe ends when the process does
 
@@ -168,8 +169,7 @@ def _replaced(worker: _Worker, watch: Watch) -> _Worker:
 
 def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
     """What a worker process does: one open task after the other, until none is left."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
-    end_with_parent()
+    start_worker()
     plan, sets, done = Plan(matrix, out), ImageSets(), set[Path]()
     while tasks := open_tasks(plan, done):
         if not any(_done(task, sets, pipe) for task in tasks):
@@ -210,7 +210,7 @@ class _Reporter:
     def __init__(self, pipe: Connection, task: Task) -> None:
         self.pipe, self.task, self.last = pipe, task, 0.0
 
-    def __call__(self, title: str, done: int, total: int) -> None:
+    def __call__(self, title: str, done: int, total: int, /, **figures: float) -> None:
         now = time.monotonic()
         if now - self.last > REPORT_SECONDS:
             self.last = now
@@ -249,10 +249,14 @@ def _forget_failures(out: Path) -> None:
 
 def _pack(plan: Plan, watch: Watch) -> None:
     """Pack the training images before several workers do it at the same time."""
+
+    def report(title: str, done: int, total: int, /, **figures: float) -> None:
+        watch(Event("data", "running", f"{title}: {done} of {total}"))
+
     configs = {cell.config.data.model_dump_json(): cell.config.data for cell in [*plan.trials, *plan.untuned]}
     for config in configs.values():
         if config.images is not None:
-            open_data(config, lambda title, done, total: watch(Event("data", "running", f"{title}: {done} of {total}")))
+            open_data(config, report)
             watch(Event("data", "finished", "packed"))
 
 
@@ -260,9 +264,8 @@ def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:
     """The environment of every worker: one GPU, or a share of the cores."""
     places = [{}] if plan.untuned[0].config.engine.accelerator == "cpu" else _devices()
     environments = [place for place in places for _ in range(jobs)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // len(environments)))}
-    return [{**environment, **threads} for environment in environments]
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores() // len(environments)))}
+    return [{**variables, **threads} for variables in environments]
 
 
 def _devices() -> list[dict[str, str]]:
@@ -270,18 +273,3 @@ def _devices() -> list[dict[str, str]]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = given.split(",")[:count] if given else [str(i) for i in range(count)]
     return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
-
-
-@contextlib.contextmanager
-def _set(environment: dict[str, str]) -> Iterator[None]:
-    """A process takes over the environment of the one that starts it."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from densecal.cli import benchmarking, calibrating, data, evaluating, exporting, reporting, shifting, training
+from densecal.cli import benchmark as benchmarking
+from densecal.cli import calibrate as calibrating
+from densecal.cli import data
+from densecal.cli import evaluate as evaluating
+from densecal.cli import export as exporting
+from densecal.cli import report as reporting
+from densecal.cli import shift as shifting
+from densecal.cli import train as training
 from densecal.cli.app import app
 from densecal.errors import InputError, Preempted
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from densecal.errors import InputError
-from densecal.remote import is_remote
+from densecal.io.urls import is_remote
+from densecal.runtime.progress import Progress
 
 
 def console() -> Console:
@@ -43,32 +44,26 @@ def _check_can_hold(folder: Path, target: Path) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, for people only."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def progress_bar(keep: bool = False) -> Iterator[Progress]:
+    """Show a bar on stderr, for people only: what is being done, how far it is, and the latest figures.
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title.replace("[", r"\["), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def training_progress() -> Iterator[Callable[[str, int, int, dict[str, float]], None]]:
-    """One bar that is reused for packing, epochs and validations, with the latest figures beside it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    Args:
+        keep: Leave the bar on the screen when it ends.
+    """
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=not keep, disable=not console.is_terminal) as bar:
         task = bar.add_task("Starting", total=None, figures="")
 
-        def show(title: str, done: int, total: int, figures: dict[str, float]) -> None:
-            bar.update(task, description=title, completed=done, total=total)
+        def show(title: str, done: int, total: int, /, **figures: float) -> None:
+            bar.update(task, description=escape(title), completed=done, total=total)
             if figures:
                 bar.update(task, figures="  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, console, progress
+from densecal.cli.common import check_targets, console, progress_bar
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def data_check(
     * `densecal data check CamVid/train`
     """
     from densecal.data.check import check
-    from densecal.files import write_json
+    from densecal.io.atomic import write_json
 
     zips = all(path.suffix.lower() == ".zip" for path in paths)
     if not zips and len(paths) > 2:
         raise InputError(paths[2], "a third path", "a folder of images and one of masks, or zips alone")
     check_targets(json)
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
-    with progress("Reading") as report:
+    with progress_bar() as report:
         found = check(images, masks, against or (), classes, ignore_index, workers, report)
     _print_report(found)
     if json:
@@ -132,7 +132,7 @@ def data_pack(
     from densecal.data import open_source, pack
 
     source = open_source(images, masks)
-    with progress("Packing") as report:
+    with progress_bar() as report:
         packed = pack(source, source.names, size, out, classes, workers, report, ignore_index=ignore_index)
     for warning in packed.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from densecal.data.enhance import enhance, salt_and_pepper
-from densecal.draws import uniform
+from densecal.rng import Stream, uniform
 
 Kind = Literal["none", "paper", "code", "edn", "icon", "ebmgsod"]
 Padding = Literal["reflection", "zeros"]
 
-_STREAM = 201  # apart from the draws that perturb labels
-_SIZE_STREAM, _COLOUR_STREAM, _NOISE_STREAM = 301, 302, 303
 _TRANSLATION = 0.1  # of the side
 _SMALLEST_CROP = 0.8  # of the side
 _CODE_BORDER = 30  # pixels the authors' crop takes at most ...
@@ -69,7 +67,7 @@ def augment(
     geometry = {"paper": _paper, "code": _code, "edn": _edn, "icon": _icon, "ebmgsod": _code}.get(kind)
     if geometry is None:
         raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code, or edn, icon or ebmgsod")
-    draws = uniform(seed, epoch, index, stream=_STREAM, count=6)
+    draws = uniform(seed, epoch, index, stream=Stream.AUGMENT, count=6)
     matrix, shift = geometry(draws)
     sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so it is the last step back
     kept = torch.ones_like(sign)
@@ -81,9 +79,9 @@ def augment(
     images, masks = warp(images, masks, matrix, shift, padding, ignore_index, _mode(kind))
     if kind == "ebmgsod":
         index = index.to(images.device, non_blocking=True)
-        images = enhance(images, uniform(seed, epoch, index, _COLOUR_STREAM, 4))
+        images = enhance(images, uniform(seed, epoch, index, Stream.COLOUR, 4))
         if masks.is_floating_point():
-            masks = salt_and_pepper(masks, uniform(seed, epoch, index, _NOISE_STREAM, masks[0].numel()))
+            masks = salt_and_pepper(masks, uniform(seed, epoch, index, Stream.MASK_NOISE, masks[0].numel()))
     return images, masks
 
 
@@ -101,7 +99,7 @@ def at_random_size(
         seed: Seed of the run.
         kind: The augmentation it is part of.
     """
-    draw = float(uniform(seed, epoch, torch.tensor([step]), _SIZE_STREAM))
+    draw = float(uniform(seed, epoch, torch.tensor([step]), Stream.SIZE))
     side = sizes[int(draw * len(sizes))]
     if images.shape[-2:] == (side, side):
         return images, masks

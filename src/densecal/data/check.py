@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from densecal.data.decoding import CHUNK, decode_all
 from densecal.data.duplicates import Look, look_at, near_copies, pixel_digest, same_pixels
 from densecal.data.sources import Files, Source, find_files
 from densecal.errors import InputError
+from densecal.runtime.progress import Progress, silent
 
 KINDS = {
     "count": "another number of images than published",
@@ -34,8 +35,6 @@ KINDS = {
 """Everything that is looked for."""
 NOTES = ("near-duplicate", "grey-mask")
 """What is worth knowing, but no fault."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def check(
     classes: int | None = None,
     ignore_index: int | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Report:
     """Read every file of a data set and say what is missing or wrong.
 
@@ -117,7 +116,7 @@ def check(
         classes: 1 for foreground masks, else the number of classes; a published set's own unless given.
         ignore_index: Label of void pixels; a published set's own, else 255, unless given.
         workers: Processes; one a core unless given.
-        progress: Called with (files read, files in all), over all sets.
+        progress: Told how many files are read, over all sets.
 
     Raises:
         InputError: If a path does not exist or holds no images, or two files have one name.
@@ -145,8 +144,13 @@ def check(
     return Report(files, classes, others, sorted(findings, key=lambda finding: list(KINDS).index(finding.kind)))
 
 
-def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
-    return None if progress is None else lambda done, _: progress(before + done, total)
+def _after(before: int, total: int, progress: Progress) -> Progress:
+    """Count on from what was done before."""
+
+    def report(title: str, done: int, _: int, /, **figures: float) -> None:
+        progress(title, before + done, total)
+
+    return report
 
 
 def _counts(finding: Finding, files: Files) -> bool:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from densecal.data.sources import Source
+from densecal.data.sources import SampleSource, Source
 from densecal.errors import InputError
-from densecal.orphans import end_with_parent
+from densecal.io.masks import check_labels, foreground_mask
+from densecal.runtime.pool import cores, map_in_processes
+from densecal.runtime.progress import Progress, silent
 
 CHUNK = 16
-_BINARISE_ABOVE = 127
 
 Facts = tuple[int, int, bool]
 """Height and width of an image before resizing, and whether its mask held grey values."""
@@ -85,7 +82,7 @@ class Job:
 
     def decode(self, name: str) -> tuple[bytes, bytes, Facts]:
         """Resized image and mask of one sample, and facts about the originals."""
-        image, mask, grey = read_pair(self.source, name, self.classes, self.ignore_index)
+        image, mask, grey = read_sample(self.source, name, self.classes, self.ignore_index)
         side = (self.size, self.size)
         resample = Image.Resampling.BILINEAR if self.classes == 1 else Image.Resampling.NEAREST
         return (
@@ -108,7 +105,7 @@ class Reading:
         without_foreground: Masks are not read but empty.
     """
 
-    source: Source
+    source: SampleSource
     names: Sequence[str]
     size: int
     classes: int
@@ -124,15 +121,15 @@ class Reading:
             image = self.source.image(name)
             mask = np.zeros(image.shape[:2], np.uint8)
         else:
-            image, mask, _ = read_pair(self.source, name, self.classes, self.ignore_index)
+            image, mask, _ = read_sample(self.source, name, self.classes, self.ignore_index)
             if self.classes == 1:
                 mask //= 255
         resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(resized), mask
 
 
-def read_pair(
-    source: Source, name: str, classes: int, ignore_index: int | None
+def read_sample(
+    source: SampleSource, name: str, classes: int, ignore_index: int | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], bool]:
     """An image and its mask, checked: foreground masks hold 0 and 255, label maps known labels.
 
@@ -147,22 +144,16 @@ def read_pair(
             f"{image.shape[1]} x {image.shape[0]} as in {source.image_location(name)}",
         )
     if classes == 1:
-        grey = bool(np.any((mask > 0) & (mask < 255)))
-        return image, np.where(mask > _BINARISE_ABOVE, np.uint8(255), np.uint8(0)), grey
-    unknown = mask[(mask >= classes) & (mask != ignore_index)]
-    if unknown.size:
-        raise InputError(
-            str(source.mask_location(name)),
-            f"label {unknown[0]}",
-            f"labels 0 to {classes - 1}, or {ignore_index} for void pixels",
-        )
+        found = foreground_mask(mask)
+        return image, found.foreground * np.uint8(255), found.grey
+    check_labels(mask, str(source.mask_location(name)), classes, ignore_index)
     return image, mask, False
 
 
 def decode_all(
     task: Task[T],
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
     folder: Path | None = None,
 ) -> list[T]:
     """Do a task on every sample, in several processes.
@@ -170,7 +161,7 @@ def decode_all(
     Args:
         task: The samples and what to do with them.
         workers: Processes; ``None`` for one a core, 1 for none but this one.
-        progress: Called with (samples done, samples in all).
+        progress: Told how many samples are done.
         folder: Where a file for the processes may lie meanwhile; the system's for temporary files unless given.
 
     Returns:
@@ -180,27 +171,16 @@ def decode_all(
         InputError: Naming the first bad file; the rest is not decoded.
     """
     starts = range(0, len(task.names), CHUNK)
-    workers = min(workers or _cores(), len(starts))
+    workers = min(workers or cores(), len(starts))
     if workers == 1:
         return _gather(map(task.run, starts), len(task.names), progress)
-    methods = multiprocessing.get_all_start_methods()
-    # Not fork: the caller may hold threads and a CUDA context.
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     # A task holds the names of all files: pickled once, and in a file, because a process that is started with more
     # than a pipe holds keeps the next one waiting until it has imported its modules and read it.
     with _written(pickle.dumps(task), folder) as content:
-        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(content,))
-        try:
-            return _gather(pool.map(_run, starts), len(task.names), progress)
-        except BrokenProcessPool:
-            raise InputError(
-                "workers",
-                f"one of {workers} decoding processes died",
-                'enough memory for them, and a script that guards its main part with if __name__ == "__main__"; '
-                "workers=1 decodes without them",
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+        chunks = map_in_processes(
+            _run, ((start,) for start in starts), workers, start=_start_worker, start_arguments=(content,)
+        )
+        return _gather(chunks, len(task.names), progress)
 
 
 @contextlib.contextmanager
@@ -219,18 +199,11 @@ def _written(content: bytes, folder: Path | None) -> Iterator[Path]:
         yield path
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # the cores this process may use, which can be fewer than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _gather(chunks: Iterable[list[T]], total: int, progress: Callable[[int, int], None] | None) -> list[T]:
+def _gather(chunks: Iterable[list[T]], total: int, progress: Progress) -> list[T]:
     results: list[T] = []
     for chunk in chunks:
         results += chunk
-        if progress is not None:
-            progress(len(results), total)
+        progress("Reading", len(results), total)
     return results
 
 
@@ -240,8 +213,6 @@ _task: Task[Any]
 def _start_worker(content: Path) -> None:
     global _task
     _task = pickle.loads(content.read_bytes())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers the keyboard
-    end_with_parent()
     if sys.platform != "win32":
         os.nice(5)  # the caller may have work of its own meanwhile, such as building a network, on as many cores
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from densecal.draws import uniform
+from densecal.rng import Stream, uniform
 
-_KIND_STREAM, _PHASE_STREAM, _PATCH_STREAM, _CROP_STREAM = 401, 402, 403, 404
 _PATCHES = 8  # a side
 _CROPS = 32  # tried an image
 _CROP_SIDES = (0.15, 0.6)  # of the side
@@ -16,7 +15,7 @@ _CROP_SIDES = (0.15, 0.6)  # of the side
 
 def chosen(ids: Tensor, epoch: int, seed: int, share: float) -> Tensor:
     """Which samples of a batch lose their information this epoch, a function of (seed, epoch, index): bool (B,)."""
-    return (uniform(seed, epoch, ids, _KIND_STREAM, 2)[:, 0] < share) & (ids >= 0)
+    return (uniform(seed, epoch, ids, Stream.INFORMATIONLESS_KIND, 2)[:, 0] < share) & (ids >= 0)
 
 
 def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int, seed: int) -> Tensor:
@@ -40,11 +39,11 @@ def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int
     def drawn(stream: int, count: int) -> Tensor:
         return uniform(seed, epoch, index, stream, count).to(images.device, non_blocking=True)
 
-    kind = drawn(_KIND_STREAM, 2)[:, 1].view(-1, 1, 1, 1)
-    shuffled = with_patches_shuffled(images, drawn(_PATCH_STREAM, _PATCHES**2))
-    background = background_crop(images, masks, drawn(_CROP_STREAM, 3 * _CROPS), shuffled)
+    kind = drawn(Stream.INFORMATIONLESS_KIND, 2)[:, 1].view(-1, 1, 1, 1)
+    shuffled = with_patches_shuffled(images, drawn(Stream.INFORMATIONLESS_PATCH, _PATCHES**2))
+    background = background_crop(images, masks, drawn(Stream.INFORMATIONLESS_CROP, 3 * _CROPS), shuffled)
     there = index.to(images.device, non_blocking=True)
-    noise = uniform(seed, epoch, there, _PHASE_STREAM, images.shape[2] * images.shape[3])
+    noise = uniform(seed, epoch, there, Stream.INFORMATIONLESS_PHASE, images.shape[2] * images.shape[3])
     scrambled = with_phases_scrambled(images, noise)
     return torch.where(kind < 1 / 3, scrambled, torch.where(kind < 2 / 3, shuffled, background))
 

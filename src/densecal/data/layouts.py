@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from densecal import remote
-from densecal.data.images import IMAGE_SUFFIXES
 from densecal.errors import InputError
+from densecal.io.folders import image_files, is_image_name, subfolders
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "gt", "gts", "groundtruth", "groundtruthmask", "gtobject")
@@ -220,46 +219,6 @@ def kind_of_folder(folder: PurePosixPath) -> str:
                     return kind
     last = parts[-1] if parts else ""
     return "images" if last in IMAGE_FOLDERS else "masks" if last in MASK_FOLDERS else ""
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file is an image by its suffix; names with a leading dot are the file managers' own."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-
-
-def image_files(folder: Path) -> Iterator[Path]:
-    """The image files of a folder.
-
-    Raises:
-        InputError: If the folder cannot be read.
-    """
-    try:
-        if remote.is_remote(folder):
-            yield from (path for path, is_dir in remote.entries(folder) if is_image_name(path.name) and not is_dir)
-            return
-        with os.scandir(folder) as entries:
-            yield from (folder / entry.name for entry in entries if is_image_name(entry.name) and entry.is_file())
-    except OSError as error:
-        raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
-
-
-def subfolders(path: Path) -> list[Path]:
-    """The folders in a folder that can be read, less those that file managers put there."""
-    try:
-        with os.scandir(path) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError as error:
-        raise InputError(path, error.strerror or "unreadable", "a readable folder") from None
-    readable = [path / name for name in names if os.access(path / name, os.R_OK | os.X_OK)]
-    return [folder for folder in readable if not folder.name.startswith((".", "__MACOSX"))]
-
-
-def named_subfolders(folder: Path) -> str:
-    """What to add to an error about a folder without files: that they may lie one level down."""
-    names = [path.name for path, is_dir in remote.entries(folder) if is_dir]
-    shown = [name for name in names if not name.startswith((".", "__MACOSX"))]
-    more = ", ..." if len(shown) > 3 else ""
-    return f", but subfolders ({', '.join(shown[:3])}{more})" if shown else ""
 
 
 def listed_names(path: Path) -> list[str]:

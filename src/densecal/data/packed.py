@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 from densecal.data.decoding import Job, decode_all
 from densecal.data.sources import Source
 from densecal.errors import InputError
-from densecal.reading import read_json
-
-if sys.platform != "win32":
-    import fcntl
+from densecal.io.documents import read_json
+from densecal.runtime.lock import locked_file
+from densecal.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +34,7 @@ VERSION = 1
 MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
 
 _LOG = logging.getLogger(__name__)
+_LOCK = ".lock"
 
 _PIECE_BYTES = 1 << 26
 """What goes to a device at a time."""
@@ -149,7 +148,7 @@ def pack(
     folder: str | Path,
     classes: int = 1,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
     verify: bool = False,
     ignore_index: int = 255,
 ) -> Packed:
@@ -166,7 +165,7 @@ def pack(
         classes: 1 for foreground masks, else the number of classes.
         workers: Decoding processes; ``None`` takes one a core, 1 decodes in this process. A script that packs
             with several guards its main part with ``if __name__ == "__main__"``, as for any process pool.
-        progress: Called with (samples done, samples in all).
+        progress: Told how many samples are packed.
         verify: Check the hashes of an existing cache's data too.
         ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
 
@@ -271,7 +270,7 @@ def _build(
     source: Source,
     wanted: dict[str, Any],
     workers: int | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress,
 ) -> None:
     """Write the data files and, last, the manifest."""
     names, size = wanted["names"], wanted["size"]
@@ -280,11 +279,10 @@ def _build(
         with file.path.open("wb") as empty:
             empty.truncate(len(names) * file.sample)
 
-    def follow(done: int, total: int) -> None:
+    def follow(_: str, done: int, total: int, /, **figures: float) -> None:
         for file in files:
             file.follow(done)
-        if progress is not None:
-            progress(done, total)
+        progress("Packing", done, total)
 
     classes, ignore_index = wanted["classes"], wanted["ignore_index"]
     job = Job(source, names, size, classes, ignore_index, build / IMAGES, build / MASKS)
@@ -380,48 +378,26 @@ def _prefix(folder: Path) -> str:
 @contextlib.contextmanager
 def _build_folder(folder: Path) -> Iterator[Path]:
     """A folder of this process's own beside the cache, gone afterwards unless it was renamed."""
-    while True:
-        build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
+    build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
+    with locked_file(_lock_of(build), wait=True):
         build.mkdir()
-        with _locked(build, wait=True):
-            if not build.exists():
-                continue  # another process took it for abandoned before it was locked
-            try:
-                yield build
-            finally:
-                shutil.rmtree(build, ignore_errors=True)
-            return
+        try:
+            yield build
+        finally:
+            shutil.rmtree(build, ignore_errors=True)
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove what killed processes left; a living one holds the lock of its build folder."""
-    for entry in list(os.scandir(folder.parent)):
-        if entry.name.startswith(_prefix(folder)):
-            with _locked(Path(entry.path), wait=False) as locked:
-                if locked:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+    names = {name.removesuffix(_LOCK) for name in os.listdir(folder.parent) if name.startswith(_prefix(folder))}
+    for build in (folder.parent / name for name in sorted(names)):
+        with locked_file(_lock_of(build), wait=False) as held:
+            if held:
+                shutil.rmtree(build, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[bool]:
-    """Try to hold a folder's advisory lock, which the system drops when the process ends, however it ends."""
-    if sys.platform == "win32":
-        yield False
-        return
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
-    try:
-        locked = True
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held by another process, or a file system without locks
-            locked = False
-        yield locked
-    finally:
-        os.close(handle)
+def _lock_of(build: Path) -> Path:
+    return build.with_name(build.name + _LOCK)
 
 
 def _sha256(path: Path) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.special import expit, log_ndtr
 
 from densecal.errors import InputError
+from densecal.io.images import save_png
 
 Field = NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def write(scenes: Scenes, folder: str | Path) -> None:
         for kind, arrays in (("images", scenes.images), ("masks", scenes.masks)):
             (build / kind).mkdir(parents=True)
             for i, array in enumerate(arrays):
-                Image.fromarray(array).save(build / kind / f"{i:05d}.png")
+                save_png(build / kind / f"{i:05d}.png", array)
         os.rename(build, folder)
     finally:
         shutil.rmtree(build, ignore_errors=True)

@@ -9,25 +9,23 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal import remote
-from densecal.data.images import IMAGE_SUFFIXES, MAX_PIXELS, read_image, read_mask
 from densecal.data.layouts import (
     Found,
     Layout,
     find_layout,
     identify,
-    image_files,
-    is_image_name,
     kind_of_folder,
-    named_subfolders,
-    subfolders,
 )
 from densecal.errors import InputError
+from densecal.io import MAX_PIXELS, urls
+from densecal.io.folders import image_files, is_image_name, named_subfolders, subfolders
+from densecal.io.images import IMAGE_SUFFIXES, read_image
+from densecal.io.masks import read_mask
 
 MAX_MEMBER_BYTES = 1 << 28
 """A larger zip member is refused before it is unpacked."""
@@ -59,9 +57,39 @@ class Location:
         if self.member:
             return f"{self.member}|{self.size}|{self.crc:08x}"
         try:
-            return remote.version(self.path)
+            return urls.version(self.path)
         except OSError as error:
             raise InputError(self.path, error.strerror or "unreadable", "a readable file") from None
+
+
+class SampleSource(Protocol):
+    """Images and masks by name, wherever they come from."""
+
+    @property
+    def names(self) -> list[str]:
+        """Sorted names."""
+        ...
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether every image has a mask."""
+        ...
+
+    def image(self, name: str) -> NDArray[np.uint8]:
+        """Return an image as RGB, uint8 (H, W, 3)."""
+        ...
+
+    def mask(self, name: str, classes: int | None = None) -> NDArray[np.uint8]:
+        """Return a mask, uint8 (H, W): grey levels, or class indices when ``classes`` is above 1."""
+        ...
+
+    def image_location(self, name: str) -> object:
+        """Return what messages about an image should name."""
+        ...
+
+    def mask_location(self, name: str) -> object:
+        """Return what messages about a mask should name."""
+        ...
 
 
 @dataclass
@@ -185,7 +213,7 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
     if not paths:
         raise InputError("images", "an empty list", "a folder, a list file or zip files")
     for path in paths:
-        if not remote.exists(path):
+        if not urls.exists(path):
             raise InputError(path, "does not exist", f"a folder, a list file or a zip file{_to_be_had(path)}")
     if all(_is_zip(path) for path in paths):
         _refuse_masks(masks, "no mask folder: a zip holds its masks under masks/")
@@ -194,15 +222,15 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         other = next(path for path in paths if not _is_zip(path))
         raise InputError(other, "not a zip file", "zip files alone where several paths are given")
     path = paths[0]
-    if is_image_name(path.name) and not remote.is_folder(path):
+    if is_image_name(path.name) and not urls.is_folder(path):
         _refuse_masks(masks, "no masks beside a single image: folders of both, or a list file")
         return Files(paths, {path.stem: Location(path)}, {})
-    if not remote.is_folder(path):
+    if not urls.is_folder(path):
         _refuse_masks(masks, "no mask folder: a list file names its masks")
     found = find_layout(path) if masks is None else None
     if found is not None:
         return _index_found(path, found)
-    if not remote.is_folder(path):
+    if not urls.is_folder(path):
         return Files(paths, *_index_list(path))
     return Files(paths, _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
 
@@ -275,8 +303,8 @@ def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> 
 
 
 def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
-    if not remote.is_folder(folder):
-        found = "not a folder" if remote.exists(folder) else "does not exist"
+    if not urls.is_folder(folder):
+        found = "not a folder" if urls.exists(folder) else "does not exist"
         raise InputError(folder, found, "a folder of images or masks")
     folders = subfolders(folder) if by_class else [folder]
     files = sorted(file for inner in folders for file in image_files(inner))
@@ -287,12 +315,12 @@ def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
 
 
 def _is_zip(path: Path) -> bool:
-    return path.suffix.lower() == ".zip" and remote.is_file(path)
+    return path.suffix.lower() == ".zip" and urls.is_file(path)
 
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(remote.opened(path) if remote.is_remote(path) else path)
+        return zipfile.ZipFile(urls.opened(path) if urls.is_remote(path) else path)
     except Exception as error:  # zipfile raises errors of every kind for damaged directories
         raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
 
@@ -340,7 +368,7 @@ def _folder_of(
 def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
     try:
         # File names need not be valid UTF-8; surrogateescape is how Python's own os functions spell them.
-        with remote.opened(path) as file:
+        with urls.opened(path) as file:
             lines = file.read().decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "a list file") from None
@@ -366,8 +394,8 @@ def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]
         splits = [(text,), *((text[:at].rstrip(), text[at + 1 :].lstrip()) for at in spaces)]
     for parts in splits:
         files = [folder / part for part in parts if part]
-        if files and all(remote.is_file(file) for file in files):
+        if files and all(urls.is_file(file) for file in files):
             return files[0], files[1] if len(files) > 1 else None
     fields = splits[0] if "\t" in line else tuple(line.split())
-    missing = next((field for field in fields if not remote.is_file(folder / field)), line.strip())
+    missing = next((field for field in fields if not urls.is_file(folder / field)), line.strip())
     raise InputError(where, f"no file {str(folder / missing)!r}", "IMAGE or IMAGE<tab>MASK, relative to the list file")

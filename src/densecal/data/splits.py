@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from densecal.data.images import IMAGE_SUFFIXES
 from densecal.errors import InputError
+from densecal.io.images import IMAGE_SUFFIXES
 
 
 def split(names: Sequence[str], validation: str | Path | float, seed: int = 0) -> tuple[list[str], list[str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from densecal.errors import InputError
-from densecal.integrations import required
 from densecal.methods import Method
 from densecal.metrics.calibration import CalibrationMeter
+from densecal.runtime.extras import require
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    Callback = required("densecal.integrations.lightning", "lightning.pytorch", "pytorch_lightning").Callback
+    Callback = require("densecal.integrations.lightning", "lightning.pytorch", "pytorch_lightning").Callback
 
 LOGGED = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
 """Figures of a validation that are logged, as ``val_ece_ew`` and so on."""

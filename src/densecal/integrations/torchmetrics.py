@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from densecal.integrations import required
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+from densecal.runtime.extras import require
 
-required("densecal.integrations.torchmetrics", "torchmetrics")
+require("densecal.integrations.torchmetrics", "torchmetrics")
 from torchmetrics import Metric  # noqa: E402
 
 FIGURES = tuple(field.name for field in fields(CalibrationResult) if field.metadata.get("scalar", True))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from densecal import draws
+from densecal import rng
 from densecal.labels import perturb
 from densecal.methods.losses import SmoothedLabels, bce_with_void, cross_entropy_with_void
 from densecal.methods.registry import register
@@ -105,7 +105,7 @@ class Method(nn.Module):
 
     def uniform(self, index: Tensor, stream: int, count: int = 1) -> Tensor:
         """Draw `count` uniforms per sample (B, count) for this epoch; `stream` separates uses."""
-        return draws.uniform(self.seed, self.epoch, index, stream, count)
+        return rng.uniform(self.seed, self.epoch, index, stream, count)
 
     def perturbed(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
         """Return targets with the labels of image (or pixel) i perturbed by strength i, void pixels kept.

@@ -13,9 +13,7 @@ from densecal.methods.base import Method, on_device
 from densecal.methods.losses import pixel_shares
 from densecal.methods.penalties import check_positive
 from densecal.methods.registry import register
-
-# Draws of lam; other draws from (seed, epoch, index) have streams of their own.
-LAM_STREAM = 21
+from densecal.rng import Stream
 
 
 class MixedLabels(NamedTuple):
@@ -78,7 +76,7 @@ class Mixup(Method):
         """Blend every image and mask with the next of the batch."""
         super().prepare(images, masks, index)
         index = on_device(index, images.device)
-        lam = symmetric_beta(self.uniform(index, LAM_STREAM, 2), self.concentration)
+        lam = symmetric_beta(self.uniform(index, Stream.MIXUP, 2), self.concentration)
         j = next_real(index)
         other = masks[j]
         void = (masks == self.ignore_index) | (other == self.ignore_index)

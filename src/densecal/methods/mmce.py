@@ -11,9 +11,7 @@ from densecal.methods.base import Method, on_device
 from densecal.methods.losses import pixel_shares
 from densecal.methods.penalties import check_not_negative, top_label, without_void
 from densecal.methods.registry import register
-
-# Draws of pixels; other draws from (seed, epoch, index) have streams of their own.
-PIXEL_STREAM = 20
+from densecal.rng import Stream
 
 
 class NumberedMasks(NamedTuple):
@@ -142,7 +140,7 @@ class Mmce(Method):
         with torch.autocast(logits.device.type, enabled=False):
             c, correct = top_label(logits.float(), without_void(labels, self.ignore_index))
             shares = pixel_shares(labels != self.ignore_index, weight)
-            keys = self.uniform(on_device(ids, c.device), PIXEL_STREAM, c[0].numel()).view_as(c)
+            keys = self.uniform(on_device(ids, c.device), Stream.MMCE_PIXEL, c[0].numel()).view_as(c)
             drawn, found = draw_pixels(keys, correct, shares > 0, self.pixels)
             c, correct, shares = (values.flatten().gather(0, drawn) for values in (c, correct, shares))
             term = rooted(weighted_mmce_squared(c, correct, shares * found, self.width))

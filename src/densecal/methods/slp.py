@@ -11,9 +11,7 @@ from densecal.methods.band import boundary_band, check_band
 from densecal.methods.base import Method, on_device
 from densecal.methods.losses import SmoothedLabels
 from densecal.methods.registry import register
-
-# Draws of labels and noise; whatever else draws from (seed, epoch, index) must use other streams.
-LABEL_STREAM, NOISE_STREAM = 10, 11
+from densecal.rng import Stream
 
 # The probabilities of the paper's static SLP.
 PAPER_ALPHA = {"hi": 0.01, "si": 0.02, "m": 0.03, "dm": 0.03}
@@ -32,12 +30,12 @@ def sample_targets(
 
     Images with a negative index, which are nobody's, keep their labels.
     """
-    Z = (method.uniform(index, LABEL_STREAM)[:, 0] < alpha) & (index >= 0)
+    Z = (method.uniform(index, Stream.LABEL)[:, 0] < alpha) & (index >= 0)
     if band is not None:
         Z = Z.view(-1, *[1] * (masks.ndim - 1)) & boundary_band(masks, band, method.num_classes, method.ignore_index)
     noise = None
     if technique == "dm":
-        draws = method.uniform(index, NOISE_STREAM, masks[0].numel()).view(masks.shape)
+        draws = method.uniform(index, Stream.MODERATION_NOISE, masks[0].numel()).view(masks.shape)
         noise = (Z.view(-1, 1, 1, 1) if band is None else Z) * moderation_noise(draws, noise_bound)
     return method.perturbed(masks, technique_strength(technique, method.num_classes) * Z, noise)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import entr
 
 BINS = 100
 """Equal bins of [0, 1]; 1.0 lies in the last."""
@@ -26,6 +27,11 @@ def binary_entropy(p: NDArray[Any]) -> Floats:
     q = 1.0 - p
     # 0 log 0 is 0
     return np.asarray(-p * np.log2(np.where(p > 0, p, 1.0)) - q * np.log2(np.where(q > 0, q, 1.0)))
+
+
+def normalised_entropy(p: NDArray[Any], axis: int) -> Floats:
+    """Entropy of class probabilities along an axis, divided by its maximum log K."""
+    return np.asarray(entr(p.astype(np.float64)).sum(axis=axis) / np.log(p.shape[axis]))
 
 
 def known(images: Sequence[float | None]) -> Floats:

@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.metrics.bands import BAND, row_bands
-from densecal.metrics.stretching import LEVELS, stretched_map
+from densecal.io.row_chunks import row_chunks
+from densecal.metrics.min_max import LEVELS, stretched_map
 from densecal.metrics.structure import EPS, after_centroid, s_measure, weighted_f
 
 Floats = NDArray[np.float64]
@@ -46,11 +46,16 @@ def count_levels(
     if prediction.dtype not in LEVELS:
         raise TypeError(f"prediction: found {prediction.dtype}; expected uint8 or uint16")
     _check_pair(prediction, mask)
-    if mask.size > BAND and mask.shape[0] > 1:
-        counts: Ints = np.zeros((zone_count, 2, LEVELS[prediction.dtype]), np.int64)
-        for rows in row_bands(mask.shape):
-            counts += count_levels(prediction[rows], mask[rows], None if zones is None else zones[rows], zone_count)
-        return counts
+    chunks = list(row_chunks(mask.shape))
+    if len(chunks) == 1:
+        return _count_chunk(prediction, mask, zones, zone_count)
+    counts: Ints = np.zeros((zone_count, 2, LEVELS[prediction.dtype]), np.int64)
+    for rows in chunks:
+        counts += _count_chunk(prediction[rows], mask[rows], None if zones is None else zones[rows], zone_count)
+    return counts
+
+
+def _count_chunk(prediction: NDArray[Any], mask: NDArray[Any], zones: NDArray[Any] | None, zone_count: int) -> Ints:
     levels = LEVELS[prediction.dtype]
     bins = zone_count * 2 * levels
     # Most pixels share one bin, and each increment of it waits for the one before: neighbours count separately.
@@ -240,7 +245,7 @@ class SegmentationMeter(_SumMeter):
         levels = np.zeros((2, 1, THRESHOLDS), np.int64)
         above, foreground = np.zeros((2, 2), np.int64)  # background and foreground pixels
         absolute = 0.0
-        for rows in row_bands(mask.shape):
+        for rows in row_chunks(mask.shape):
             values, truth = stretched[rows], mask[rows]
             levels += count_levels((values * 255).astype(np.uint8), truth).swapaxes(0, 1)
             for total, chosen in ((above, values >= threshold), (foreground, prediction[rows] > half)):

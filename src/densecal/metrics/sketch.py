@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from densecal.metrics.fine import Floats, Ints, fine_atoms, fine_tally, kernels, limbs_to_float, tally
+from densecal.metrics.fine_bins import Floats, Ints, fine_atoms, fine_tally, kernels, limbs_to_float, tally
 from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
 
 EXACT_PIXELS = 1 << 20

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.metrics.bands import row_bands
+from densecal.io.row_chunks import row_chunks
 from densecal.metrics.geometry import bounding_window, distance_squared, nearest_sources
 
 Floats = NDArray[np.float64]
@@ -141,14 +141,14 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
     window = bounding_window(mask, margin=GAUSSIAN_REACH)
     truth, inside = mask[window], prediction[window]
     missed = 0.0
-    for rows in row_bands(truth.shape):
+    for rows in row_chunks(truth.shape):
         # What a row becomes depends on rows as far as the blur and the nearest pixel of the object reach.
         around = slice(max(rows.start - BAND_MARGIN, 0), rows.stop + BAND_MARGIN)
         found = _blurred_error(inside[around], truth[around])
         missed += float(found[rows.start - around.start :][: rows.stop - rows.start].sum())
     distance = distance_squared(mask, WEIGHT_REACH)
     false_positives = 0.0
-    for rows in row_bands(mask.shape):
+    for rows in row_chunks(mask.shape):
         false_positives += float(np.vdot(prediction[rows], BACKGROUND_WEIGHT.take(distance[rows])))
     true_positives = positives - missed
     recall = 1 - missed / positives

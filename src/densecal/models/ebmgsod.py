@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from densecal import draws
+from densecal import rng
 from densecal.methods import Method
 from densecal.methods.penalties import without_void
 from densecal.models.encoders import EncoderTail, FeaturePyramid
@@ -31,8 +31,6 @@ LIKELIHOOD_SIGMA = 0.3
 DECODER_DILATIONS = (6, 12, 18, 24)
 ATTENTION_SIDE, ATTENTION_SPAN = 31, 4.0
 BOUNDARY_SIDE = 31
-# Draws of a training step's and of the test's latents; augmentation has 201, batch sizes 301.
-TRAINING_STREAM, TEST_STREAM = 310, 311
 
 
 class EnergyPrior(nn.Module):
@@ -141,7 +139,7 @@ class EBMGSOD(nn.Module):
         self.decoder, self.refined_decoder = Decoder(), Decoder()
         self.attention = HolisticAttention()
         self.prior = EnergyPrior()
-        normals = draws.normal(0, 0, torch.arange(samples), TEST_STREAM, (STEPS + 1) * LATENT)
+        normals = rng.normal(0, 0, torch.arange(samples), rng.Stream.EBM_PREDICTION, (STEPS + 1) * LATENT)
         self.register_buffer("test_noise", normals.view(samples, STEPS + 1, LATENT), persistent=False)
 
     def encoder_loaded(self) -> None:
@@ -248,7 +246,7 @@ class StructureCriterion:
         index: Tensor,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Losses by the name of their optimizer, and the logits of the refined map."""
-        normals = draws.normal(method.seed, method.epoch, index, TRAINING_STREAM, 2 * (STEPS + 1) * LATENT)
+        normals = rng.normal(method.seed, method.epoch, index, rng.Stream.EBM_TRAINING, 2 * (STEPS + 1) * LATENT)
         noise = normals.view(-1, 2, STEPS + 1, LATENT)
         y = without_void(masks, method.ignore_index).float()
         initial, refined, positive, negative = model(images, masks=y, noise=noise)

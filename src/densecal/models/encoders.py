@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from densecal.models.registry import suggestion
+from densecal.runtime.extras import require
+from densecal.runtime.registry import suggestion
 
 
 def import_extra(module: str) -> Any:
-    """Import an optional dependency or say how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ImportError(f"densecal.models needs {module}: pip install 'densecal[train]'") from error
+    """Import a package that the extra ``train`` brings."""
+    return require("densecal.models", module, install="'densecal[train]'")
 
 
 def check_encoder(encoder: str) -> None:
@@ -26,10 +23,12 @@ def check_encoder(encoder: str) -> None:
     timm = import_extra("timm")
     name, _, tag = encoder.partition(".")
     if not timm.is_model(name):
-        raise ValueError(f"unknown encoder {encoder!r}; {suggestion(name, timm.list_models())}")
+        hint = suggestion(name, timm.list_models()) or "no name is close to it"
+        raise ValueError(f"unknown encoder {encoder!r}; {hint}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
     if tag and tag not in tags:
-        raise ValueError(f"unknown weights tag {tag!r} of the encoder {name!r}; {suggestion(tag, tags)}")
+        hint = suggestion(tag, tags) or f"expected one of {', '.join(tags)}"
+        raise ValueError(f"unknown weights tag {tag!r} of the encoder {name!r}; {hint}")
 
 
 def input_statistics(encoder: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

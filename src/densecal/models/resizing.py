@@ -1,4 +1,4 @@
-"""Doubling the size of a map in its own precision; on CUDA by the kernels of `densecal.models.doubling`."""
+"""Doubling the size of a map in its own precision; on CUDA by the kernels of `densecal.kernels.upsampling`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from densecal.models.trial import agree
+from densecal.kernels.self_test import agree
 
 
 def doubled(x: Tensor, mode: str, align_corners: bool | None = None) -> Tensor:
@@ -27,7 +27,7 @@ def doubled(x: Tensor, mode: str, align_corners: bool | None = None) -> Tensor:
 
 
 def _by_kernels(x: Tensor, mode: str, align_corners: bool | None) -> Tensor:
-    from densecal.models.doubling import BILINEAR, BILINEAR_CORNERS, NEAREST, Doubling
+    from densecal.kernels.upsampling import BILINEAR, BILINEAR_CORNERS, NEAREST, Doubling
 
     kind = NEAREST if mode == "nearest" else BILINEAR_CORNERS if align_corners else BILINEAR
     return Doubling.apply(x, kind)  # type: ignore[no-any-return]

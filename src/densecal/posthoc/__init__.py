@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from densecal.posthoc.base import Batch, Batches, Calibrator
 from densecal.posthoc.logit_histogram import LogitHistogram
-from densecal.posthoc.registry import create, names, options, register
+from densecal.posthoc.registry import create, find, names, options, register
 from densecal.posthoc.storage import load, save
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Calibrator",
     "LogitHistogram",
     "create",
+    "find",
     "load",
     "names",
     "options",

@@ -1,53 +1,30 @@
-"""The registry of calibrators: names to classes, and the one way to make a calibrator."""
+"""The calibrators by name: a calibrator is one file with one decorated class."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from densecal.errors import InputError
+from densecal.runtime.registry import Registry
 
 if TYPE_CHECKING:
     from densecal.posthoc.base import Calibrator
 
-_CALIBRATORS: dict[str, type[Calibrator]] = {}
 C = TypeVar("C", bound="type[Calibrator]")
+
+CALIBRATORS: Registry[type[Calibrator]] = Registry("calibrator")
+names, find, options = CALIBRATORS.names, CALIBRATORS.find, CALIBRATORS.options
 
 
 def register(name: str) -> Callable[[C], C]:
     """Make a calibrator available to `create` and to files under a name: `@register("mine")` above its class."""
 
     def add(calibrator: C) -> C:
-        if name in _CALIBRATORS:
-            raise ValueError(f"calibrator {name!r} is already registered by {_CALIBRATORS[name].__qualname__}")
+        CALIBRATORS.register(name)(calibrator)
         calibrator.method = name
-        _CALIBRATORS[name] = calibrator
         return calibrator
 
     return add
-
-
-def names() -> list[str]:
-    """List the registered calibrators."""
-    return sorted(_CALIBRATORS)
-
-
-def find(name: str, where: str = "calibrator") -> type[Calibrator]:
-    """The class registered under a name.
-
-    Args:
-        name: One of `names()`.
-        where: What an error names as the place of the bad name.
-    """
-    if name not in _CALIBRATORS:
-        raise InputError(where, repr(name)[:100], f"one of {', '.join(names())}")
-    return _CALIBRATORS[name]
-
-
-def options(name: str) -> list[str]:
-    """List the options a calibrator takes."""
-    return list(inspect.signature(find(name)).parameters)
 
 
 def create(name: str, **given: Any) -> Calibrator:
@@ -65,8 +42,5 @@ def create(name: str, **given: Any) -> Calibrator:
         >>> float(create("temperature").temperature)
         1.0
     """
-    allowed = options(name)
-    for option in given:
-        if option not in allowed:
-            raise TypeError(f"calibrator {name!r}: unknown option {option!r}; expected one of {', '.join(allowed)}")
-    return find(name)(**given)
+    calibrator: Calibrator = CALIBRATORS.create(name, **given)
+    return calibrator

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from densecal.errors import InputError
-from densecal.files import write_atomically, write_text
+from densecal.io.atomic import write_atomically, write_text
 from densecal.posthoc.base import VERSION, Calibrator
 from densecal.posthoc.registry import find
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from densecal.benchmark.studies import TECHNIQUES, AlphaPath, Sweep, convergence, reference_value, sweeps
 from densecal.benchmark.summary import Row, Summary, spread
+from densecal.evaluation.record import Record
 from densecal.report.figures import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, file_name, joint_figure, plain_text, save
 
 _COLOURS = dict(zip(TECHNIQUES, (RED, ORANGE, BLUE, GREEN), strict=True))
@@ -167,15 +168,15 @@ def _is_ood(summary: Summary, dataset: str) -> bool:
 def _score(sweep: Sweep) -> str:
     row: Row = next(iter(sweep.lines.values()))[0]
     first = next(iter(row.records.values()))
-    return "f_max" if "f_max" in first["segmentation"] else "miou"
+    return "f_max" if "f_max" in first.segmentation else "miou"
 
 
-def _pooled(row: Row) -> dict[str, Any]:
+def _pooled(row: Row) -> Record:
     """A record with the joint density of all seeds."""
     counts: Counter[tuple[int, int]] = Counter()
     for record in row.records.values():
-        for x, y, n in record["joint"]["counts"]:
+        for x, y, n in record.joint.counts:
             counts[x, y] += n
-    cells = next(iter(row.records.values()))["joint"]["cells"]
-    joint = {"cells": cells, "counts": [[x, y, n] for (x, y), n in counts.items()]}
-    return {"name": row.name, "dataset": row.dataset, "joint": joint}
+    first = next(iter(row.records.values()))
+    joint = replace(first.joint, counts=tuple((x, y, n) for (x, y), n in counts.items()))
+    return replace(first, name=row.name, joint=joint)

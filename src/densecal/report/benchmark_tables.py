@@ -16,7 +16,7 @@ from rich.table import Table
 from densecal.benchmark.studies import EffectiveRange, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary, results, spread
 from densecal.benchmark.tuning import MAX_DROP
-from densecal.files import write_json, write_text
+from densecal.io.atomic import write_json, write_text
 from densecal.report.tables import COLUMNS, Column, _tex
 
 _BY_KEY = {column.key: column for column in COLUMNS}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from densecal.evaluation.record import Curve, OutOfDistribution, Record
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
 from densecal.report.runs import Run
-from densecal.report.tables import Record
 
 _INTERVALS = ("ece_ew", "oe_ew", "ue_ew", "ece_image_mean", "brier", "nll", "accuracy", "mean_confidence")
 _QUANTILES = ("min", "q25", "median", "q75", "max")
@@ -48,7 +49,7 @@ def page_data(
     data: Json = {
         "records": [_record(record, colours) for record in records],
         "runs": [_run(run, colours, album) for run in runs if run.log],
-        "ood": [_outside(record, entry) for record in records for entry in record.get("ood", [])],
+        "ood": [_outside(record, entry) for record in records for entry in record.ood],
         "gallery": [_example(example, album) for example in examples],
     }
     head = embedded(data)
@@ -62,39 +63,39 @@ def embedded(value: Any) -> str:
 
 
 def _record(record: Record, colours: Colours) -> Json:
-    calibration, reliability = record["calibration"], record["reliability"]
-    intervals = calibration.get("ci", {})
+    calibration, reliability = record.calibration, record.reliability
+    intervals = calibration.ci
     data: Json = {
-        "name": record["name"],
-        "dataset": record["dataset"],
-        "colour": colours.of(record["name"]),
-        "ece": f"{100 * calibration['ece_ew']:.2f} %" if calibration.get("ece_ew") is not None else "",
+        "name": record.name,
+        "dataset": record.dataset,
+        "colour": colours.of(record.name),
+        "ece": f"{100 * calibration['ece_ew']:.2f} %" if "ece_ew" in calibration else "",
         "figures": {key: _short(calibration.get(key), 6) for key in _INTERVALS},
         "intervals": {key: [_short(v, 6) for v in intervals[key]] for key in _INTERVALS if key in intervals},
-        "reliability": _curve(reliability),
-        "foreground": _curve(reliability["foreground"]) if "foreground" in reliability else None,
-        "histogram": {key: reliability["histogram"][key] for key in ("count", "correct")},
-        "joint": {key: record["joint"][key] for key in ("cells", "counts", "mean_confidence", "mean_accuracy")},
+        "reliability": _curve(reliability.curve),
+        "foreground": None if reliability.foreground is None else _curve(reliability.foreground),
+        "histogram": asdict(reliability.histogram),
+        "joint": {key: getattr(record.joint, key) for key in ("cells", "counts", "mean_confidence", "mean_accuracy")},
         "thresholds": None,
         "curves": None,
     }
-    if "thresholds" in record:
-        given = record["thresholds"]
+    if record.thresholds is not None:
+        given = record.thresholds
         data["thresholds"] = {
-            "tp": given["true_positives"], "fp": given["false_positives"],
-            "positives": given["positives"], "negatives": given["negatives"],
+            "tp": given.true_positives, "fp": given.false_positives,
+            "positives": given.positives, "negatives": given.negatives,
         }  # fmt: skip
-    if "curves" in record:
-        curves = {"precision": "precision", "recall": "recall", "f": "f_curve"}
-        data["curves"] = {short: [_short(v, 4) for v in record["curves"][key]] for short, key in curves.items()}
+    if record.curves is not None:
+        curves = {"precision": record.curves.precision, "recall": record.curves.recall, "f": record.curves.f_curve}
+        data["curves"] = {short: [_short(v, 4) for v in curve] for short, curve in curves.items()}
     return data
 
 
-def _curve(curve: Json) -> Json:
+def _curve(curve: Curve) -> Json:
     return {
-        "count": curve["count"],
-        "confidence": [_short(v, 5) for v in curve["confidence"]],
-        "accuracy": [_short(v, 5) for v in curve["accuracy"]],
+        "count": curve.count,
+        "confidence": [_short(v, 5) for v in curve.confidence],
+        "accuracy": [_short(v, 5) for v in curve.accuracy],
     }
 
 
@@ -133,15 +134,15 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
     return data
 
 
-def _outside(record: Record, entry: Json) -> Json:
+def _outside(record: Record, entry: OutOfDistribution) -> Json:
     return {
-        "name": record["name"],
-        "dataset": record["dataset"],
-        "outside": entry["dataset"],
-        "auroc": entry["auroc"],
-        "fpr95": entry["fpr95"],
-        "in": entry["entropy"]["in"],
-        "out": entry["entropy"]["out"],
+        "name": record.name,
+        "dataset": record.dataset,
+        "outside": entry.dataset,
+        "auroc": entry.auroc,
+        "fpr95": entry.fpr95,
+        "in": entry.entropy.inside,
+        "out": entry.entropy.outside,
     }
 
 

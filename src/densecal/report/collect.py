@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from densecal.errors import InputError
-from densecal.evaluation import Evaluation, paired_differences
+from densecal.evaluation.folders import Evaluation, paired_differences
 from densecal.report.gallery import Folders, folder_examples
 from densecal.report.inputs import Inputs, read_inputs
 from densecal.report.page import Page
 from densecal.report.runs import Run, validate_run, with_extremes
-
-Progress = Callable[[str, int, int], None]
+from densecal.runtime.progress import Progress, silent
 
 
 def collect(
@@ -21,7 +20,7 @@ def collect(
     folders: Folders | None = None,
     examples: int = 24,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Page:
     """Gather everything that the page shows.
 
@@ -33,7 +32,7 @@ def collect(
         folders: Maps, masks and images of the evaluations, for the gallery.
         examples: Images of the gallery, an evaluation.
         workers: Processes that read the maps.
-        progress: Called with (title, done, total).
+        progress: Told how far it is.
 
     Raises:
         InputError: A path is nothing of that kind, or the folders do not fit the evaluations.
@@ -53,7 +52,7 @@ def collect(
     return page
 
 
-def _add_runs(page: Page, found: Inputs, examples: int, progress: Progress | None) -> None:
+def _add_runs(page: Page, found: Inputs, examples: int, progress: Progress) -> None:
     evaluations: list[Evaluation] = []
     names: dict[str, str] = {}
     for run in found.runs:
@@ -64,11 +63,10 @@ def _add_runs(page: Page, found: Inputs, examples: int, progress: Progress | Non
         else:
             record = validation.evaluation.record
             # runs with other validation images are another data set, and are not compared
-            place = len(names) + 1
-            suffix = f" ({place})" if names and validation.digest not in names else ""
-            record["dataset"] = names.setdefault(validation.digest, record["dataset"] + suffix)
-            evaluations.append(validation.evaluation)
-            page.examples += [replace(example, dataset=record["dataset"]) for example in validation.examples]
+            suffix = f" ({len(names) + 1})" if names and validation.digest not in names else ""
+            dataset = names.setdefault(validation.digest, record.dataset + suffix)
+            evaluations.append(replace(validation.evaluation, record=replace(record, dataset=dataset)))
+            page.examples += [replace(example, dataset=dataset) for example in validation.examples]
         page.runs.append(_illustrated(run, page.notes))
     page.runs += [_illustrated(run, page.notes) for run in found.logs]
     page.records = [*page.records, *(evaluation.record for evaluation in evaluations)]
@@ -84,8 +82,8 @@ def _illustrated(run: Run, notes: list[str]) -> Run:
 
 
 def _lead(page: Page) -> str:
-    methods = len({record["name"] for record in page.records})
-    datasets = len({record["dataset"] for record in page.records})
+    methods = len({record.name for record in page.records})
+    datasets = len({record.dataset for record in page.records})
     parts = []
     if page.records:
         parts.append(f"{_counted(methods, 'method')} on {_counted(datasets, 'data set')}")

@@ -7,15 +7,15 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 
-from densecal.files import write_atomically
-from densecal.report.tables import Record, by_dataset
+from densecal.evaluation.record import Curve, Record
+from densecal.io.atomic import write_atomically
+from densecal.report.tables import by_dataset
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7F7F7F"
@@ -39,9 +39,9 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
             "joint": joint_figure,
             "confidence": confidence_figure,
         }
-        if any("foreground" in record["reliability"] for record in group):
+        if any(record.reliability.foreground is not None for record in group):
             drawings["reliability-foreground"] = foreground_figure
-        if all("curves" in record for record in group):
+        if all(record.curves is not None for record in group):
             drawings["curves"] = curve_figure
         for name, draw in drawings.items():
             path = place / f"{name}.png"
@@ -64,13 +64,13 @@ def save(figure: Figure, path: Path) -> None:
 
 def reliability_figure(records: list[Record]) -> Figure:
     """Accuracy over confidence of the winning class, with the number of pixels in each bin below."""
-    return _reliability(records, lambda r: r["reliability"], "confidence", "accuracy", "ece_ew")
+    return _reliability(records, lambda r: r.reliability.curve, "confidence", "accuracy", "ece_ew")
 
 
 def foreground_figure(records: list[Record]) -> Figure:
     """Share of foreground over the foreground probability: what the background cannot dominate."""
     return _reliability(
-        records, lambda r: r["reliability"]["foreground"], "foreground probability", "share of foreground",
+        records, lambda r: r.reliability.foreground, "foreground probability", "share of foreground",
         "ece_foreground",
     )  # fmt: skip
 
@@ -80,10 +80,10 @@ def joint_figure(records: list[Record]) -> Figure:
     low = min(_joint_low(record) for record in records)
     figure, axes = _panels(records, 3.2)
     for axis, record in zip(axes, records, strict=True):
-        joint = record["joint"]
-        cells = joint["cells"]
+        joint = record.joint
+        cells = joint.cells
         grid = np.zeros((cells, cells))
-        for x, y, n in joint["counts"]:
+        for x, y, n in joint.counts:
             grid[y, x] = n
         density = gaussian_filter(grid, 1.0)
         density[density < 1e-3 * density.max()] = np.nan
@@ -102,8 +102,8 @@ def confidence_figure(records: list[Record]) -> Figure:
     """How many pixels are how confident, right and wrong ones apart."""
     figure, axes = _panels(records, 2.8)
     for axis, record in zip(axes, records, strict=True):
-        histogram = record["reliability"]["histogram"]
-        count, correct = np.array(histogram["count"]), np.array(histogram["correct"])
+        histogram = record.reliability.histogram
+        count, correct = np.array(histogram.count), np.array(histogram.correct)
         edges = np.linspace(0, 1, len(count) + 1)
         axis.stairs(correct, edges, color=BLUE, label="right", linewidth=1.5)
         axis.stairs(count - correct, edges, color=RED, label="wrong", linewidth=1.5, linestyle="--")
@@ -120,11 +120,12 @@ def curve_figure(records: list[Record]) -> Figure:
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, record in enumerate(records):
-        curves = record["curves"]
+        curves = record.curves
+        assert curves is not None
         style = {"color": CYCLE[i % len(CYCLE)], "linestyle": ("-", "--", ":", "-.")[i // len(CYCLE) % 4]}
-        f = np.array(curves["f_curve"])
-        left.plot(np.arange(len(f)) / (len(f) - 1), f, label=f"{plain_text(record['name'])} ({f.max():.3f})", **style)
-        right.plot(curves["recall"], curves["precision"], **style)
+        f = np.array(curves.f_curve)
+        left.plot(np.arange(len(f)) / (len(f) - 1), f, label=f"{plain_text(record.name)} ({f.max():.3f})", **style)
+        right.plot(curves.recall, curves.precision, **style)
     left.set(xlabel="threshold (map min-maxed)", ylabel="F", xlim=(0, 1), ylim=(0, 1))
     right.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1))
     left.legend(frameon=False, fontsize=8, loc="lower center", title="F max", title_fontsize=8)
@@ -133,18 +134,17 @@ def curve_figure(records: list[Record]) -> Figure:
 
 def _reliability(
     records: list[Record],
-    curve_of: Callable[[Record], dict[str, Any]],
+    curve_of: Callable[[Record], Curve | None],
     x_label: str,
     y_label: str,
     error: str,
 ) -> Figure:
-    records = [record for record in records if _present(record, curve_of)]
-    figure = Figure(figsize=(3.2 * len(records) + 0.4, 4.0), layout="constrained")
-    axes = figure.subplots(2, len(records), squeeze=False, sharex="col", sharey="row", height_ratios=(3, 1))
-    for column, record in zip(axes.T, records, strict=True):
-        curve = curve_of(record)
-        count = np.array(curve["count"], dtype=float)
-        x, y = np.array(curve["confidence"]), np.array(curve["accuracy"])
+    curves = [(record, curve) for record in records if (curve := curve_of(record)) is not None]
+    figure = Figure(figsize=(3.2 * len(curves) + 0.4, 4.0), layout="constrained")
+    axes = figure.subplots(2, len(curves), squeeze=False, sharex="col", sharey="row", height_ratios=(3, 1))
+    for column, (record, curve) in zip(axes.T, curves, strict=True):
+        count = np.array(curve.count, dtype=float)
+        x, y = np.array(curve.confidence), np.array(curve.accuracy)
         width = 1.0 / len(count)
         left = np.arange(len(count)) * width
         held = count > 0
@@ -157,21 +157,13 @@ def _reliability(
         upper.plot([0, 1], [0, 1], ":", color=GREY)
         first = 0.5 if not count[: len(count) // 2].any() else 0.0
         upper.set(xlim=(first, 1.0), ylim=(0, 1))
-        upper.set_title(f"{_title(record)}\nECE {100 * record['calibration'][error]:.2f} %", fontsize=9)
+        upper.set_title(f"{_title(record)}\nECE {100 * record.calibration[error]:.2f} %", fontsize=9)
         lower.bar(left[held], count[held], width, align="edge", color=GREY, edgecolor="white")
         lower.set(yscale="log", xlabel=x_label)
     axes[0, 0].set_ylabel(y_label)
     axes[1, 0].set_ylabel("pixels")
     axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
     return figure
-
-
-def _present(record: Record, curve_of: Callable[[Record], dict[str, Any]]) -> bool:
-    try:
-        curve_of(record)
-    except KeyError:
-        return False
-    return True
 
 
 def _panels(records: list[Record], size: float) -> tuple[Figure, list[Axes]]:
@@ -187,13 +179,13 @@ def _panels(records: list[Record], size: float) -> tuple[Figure, list[Axes]]:
 
 def _joint_low(record: Record) -> float:
     """Where the axes should begin: a little below the least accurate or least confident image."""
-    joint = record["joint"]
-    lowest = float(min(min(x, y) for x, y, _ in joint["counts"]) / joint["cells"])
+    joint = record.joint
+    lowest = float(min(min(x, y) for x, y, _ in joint.counts) / joint.cells)
     return max(0.0, math.floor(10 * lowest - 0.5) / 10)
 
 
 def _title(record: Record) -> str:
-    return textwrap.fill(plain_text(f"{record['name']} on {record['dataset']}"), 38)
+    return textwrap.fill(plain_text(f"{record.name} on {record.dataset}"), 38)
 
 
 def plain_text(text: str) -> str:

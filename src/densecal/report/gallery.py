@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.images import IMAGE_SUFFIXES, read_image, read_map, read_mask
 from densecal.errors import InputError
-from densecal.evaluation import Evaluation, evaluate
-from densecal.metrics.entropy import binary_entropy
+from densecal.evaluation.folders import Evaluation, evaluate
+from densecal.evaluation.record import Record
+from densecal.evaluation.worker import Settings
+from densecal.io.images import IMAGE_SUFFIXES, read_image
+from densecal.io.masks import VOID
+from densecal.io.pairs import (
+    Pair,
+    find_comparisons,
+    find_pairs,
+    read_class_pair,
+    read_foreground_pair,
+    resize_map,
+)
+from densecal.metrics.entropy import binary_entropy, normalised_entropy
 from densecal.metrics.levels import ROW_SCALARS
-from densecal.pairing import find_comparisons, find_pairs
 from densecal.report import pictures
 from densecal.report.pictures import Picture
-from densecal.report.tables import Record
-from densecal.scoring import Pair, Settings, resize
+from densecal.runtime.progress import Progress, retitled, silent
 
 if TYPE_CHECKING:
-    from densecal.model_evaluation import ImageSet
-    from densecal.prediction import Predictor
+    from densecal.evaluation.model import ImageSet
+    from densecal.prediction.predictor import Predictor
 
 Array = NDArray[Any]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ def folder_examples(
     folders: Folders,
     count: int,
     workers: int = 1,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> list[Example]:
     """The most over-confident images of every evaluation whose maps are in the folders.
 
@@ -81,7 +89,7 @@ def folder_examples(
         folders: Maps, masks and images.
         count: Images an evaluation.
         workers: Processes that read the maps.
-        progress: Called with (title, done, total).
+        progress: Told how far it is.
 
     Raises:
         InputError: No record has its maps there.
@@ -97,9 +105,8 @@ def folder_examples(
         raise InputError(folders.predictions, f"maps of {names}", "maps of the methods in the evaluations")
     examples = []
     for record, maps, masks in matched:
-        report = None if progress is None else _titled(progress, f"{record['name']} on {record['dataset']}")
         images = None if folders.images is None else _images_of(folders.images, masks)
-        examples += _map_examples(record, maps, masks, images, count, workers, report)
+        examples += _map_examples(record, maps, masks, images, count, workers, progress)
     return examples
 
 
@@ -119,11 +126,11 @@ def model_examples(evaluation: Evaluation, predictor: Predictor, data: ImageSet,
         p = predictor.probabilities([image])[0].double().cpu().numpy()
         void = truth == data.ignore_index if data.ignore_index is not None else None
         truth_picture = pictures.labels(truth, void) if data.classes > 1 else pictures.mask(truth > 0, void)
-        p = resize(p, truth.shape) if p.shape[-2:] != truth.shape else p
+        p = resize_map(p, truth.shape) if p.shape[-2:] != truth.shape else p
         shown, entropy = _shown(p, void)
         all_ = {"image": pictures.photo(image), "mask": truth_picture, **shown}
         record = evaluation.record
-        examples.append(Example(record["name"], record["dataset"], name, confidence, accuracy, entropy, all_))
+        examples.append(Example(record.name, record.dataset, name, confidence, accuracy, entropy, all_))
     return examples
 
 
@@ -139,18 +146,13 @@ def most_overconfident(evaluation: Evaluation, count: int) -> list[tuple[str, fl
 
 
 def _map_examples(
-    record: Record, maps: Path, masks: Path, images: Path | None, count: int, workers: int, progress: Progress | None
+    record: Record, maps: Path, masks: Path, images: Path | None, count: int, workers: int, progress: Progress
 ) -> list[Example]:
-    given = record.get("settings", {})
-    settings = Settings(full=False, classes=given.get("classes"), ignore_index=given.get("ignore_index"))
+    settings = Settings(full=False, classes=record.settings.classes, ignore_index=record.settings.ignore_index)
     again = evaluate(
-        maps,
-        masks,
-        settings=settings,
-        workers=workers,
-        skip_bad=bool(record.get("skipped")),
-        progress=progress,
-    )
+        maps, masks, settings=settings, workers=workers, skip_bad=bool(record.skipped),
+        progress=retitled(progress, f"{record.name} on {record.dataset}"),
+    )  # fmt: skip
     pairs = {pair.stem: pair for pair in find_pairs(maps, masks, skip_bad=True)[0]}
     examples = []
     for name, confidence, accuracy in most_overconfident(again, count):
@@ -158,31 +160,25 @@ def _map_examples(
         image = None if images is None else _find_image(images, name)
         if image is not None:
             shown = {"image": pictures.photo(read_image(image, str(image))), **shown}
-        examples.append(Example(record["name"], record["dataset"], name, confidence, accuracy, entropy, shown))
+        examples.append(Example(record.name, record.dataset, name, confidence, accuracy, entropy, shown))
     return examples
 
 
 def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], float]:
     """Pictures of mask and map, and the mean entropy."""
-    assert pair.mask is not None
-    truth = read_mask(pair.mask, str(pair.mask), settings.classes)
-    p = read_map(pair.prediction, settings.classes)
-    if p.shape[-2:] != truth.shape:
-        p = resize(p, truth.shape)
+    if settings.binary:
+        read = read_foreground_pair(pair, settings.ignore_index)
+        p, void = read.prediction, read.mask.void
+        truth = pictures.mask(read.mask.foreground, void)
+    else:
+        ignored = VOID if settings.ignore_index is None else settings.ignore_index
+        p, labels, _ = read_class_pair(pair, settings.classes or 1, ignored)
+        void = labels == ignored
+        truth = pictures.labels(labels, void)
     if np.issubdtype(p.dtype, np.integer):
         p = p / np.iinfo(p.dtype).max
-    ignored = settings.ignore_index
-    if ignored is None and not settings.binary:
-        ignored = 255
-    void = truth == ignored if ignored is not None else None
-    if settings.binary:
-        known = truth if void is None else truth[~void]
-        foreground = truth > (0 if known.max(initial=0) == 1 else 127)
-        picture = pictures.mask(foreground, void)
-    else:
-        picture = pictures.labels(truth, void)
     shown, entropy = _shown(p, void)
-    return {"mask": picture, **shown}, entropy
+    return {"mask": truth, **shown}, entropy
 
 
 def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
@@ -193,8 +189,7 @@ def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
     else:
         prediction = pictures.labels(p.argmax(axis=0))
         least = 1 / len(p)
-        logs = np.log(np.where(p > 0, p, 1.0))
-        confidence, entropy = p.max(axis=0), np.clip(-(p * logs).sum(axis=0) / np.log(len(p)), 0, 1)
+        confidence, entropy = p.max(axis=0), np.clip(normalised_entropy(p, axis=0), 0, 1)
     shown = {
         "prediction": prediction,
         "confidence": pictures.share("confidence", np.clip((confidence - least) / (1 - least), 0, 1)),
@@ -206,8 +201,8 @@ def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
 
 def _record_of(records: Sequence[Record], method: str, dataset: str, alone: bool) -> Record | None:
     """The record of a folder of maps: by both names, or the only one there is."""
-    named = [record for record in records if record["name"] == method]
-    both = [record for record in named if record["dataset"] == dataset]
+    named = [record for record in records if record.name == method]
+    both = [record for record in named if record.dataset == dataset]
     if both:
         return both[0]
     if len(named) == 1:
@@ -229,7 +224,3 @@ def _find_image(folder: Path, name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def _titled(progress: Callable[[str, int, int], None], title: str) -> Progress:
-    return lambda done, total: progress(title, done, total)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from densecal.errors import InputError
-from densecal.ood_evaluation import ood_entry
-from densecal.reading import read_json
+from densecal.evaluation.ood import compare_ood
+from densecal.evaluation.record import VALIDATION, PairedDifference, Record, from_file
+from densecal.io.documents import read_json
 from densecal.report.page import Page, page_text
 from densecal.report.runs import Run, is_run, read_run
-from densecal.report.tables import Record
 
-_KEYS = {
-    "name": str, "dataset": str, "images": int, "pixels": int, "calibration": dict, "segmentation": dict,
-    "reliability": dict, "joint": dict,
-}  # fmt: skip
 _KINDS = "a run folder, a file that densecal evaluate --json wrote, or a benchmark folder"
 
 
@@ -27,14 +23,14 @@ class Inputs:
     """What was found.
 
     Attributes:
-        records: Evaluation records with names that tell them apart.
-        paired: Differences between methods, as in evaluation files.
+        records: Records with names that tell them apart.
+        paired: Differences between methods.
         runs: Runs given by themselves, which may be evaluated.
         logs: Runs of benchmarks, whose evaluations are among the records already.
     """
 
     records: list[Record] = field(default_factory=list)
-    paired: list[dict[str, Any]] = field(default_factory=list)
+    paired: list[PairedDifference] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     logs: list[Run] = field(default_factory=list)
 
@@ -54,11 +50,11 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         folder = path.resolve()
         name = folder.name if names[folder.name] == 1 else f"{folder.parent.name}/{folder.name}"
         part = _drawable(path, name)
-        taken = {(record["name"], record["dataset"]) for record in found.records}
+        taken = {(record.name, record.dataset) for record in found.records}
         for record in part.records:
-            if (record["name"], record["dataset"]) in taken:
-                record["name"] = f"{record['name']} ({path.stem})"
-        found.records += part.records
+            if (record.name, record.dataset) in taken:
+                record = replace(record, name=f"{record.name} ({path.stem})")
+            found.records.append(record)
         found.paired += part.paired
         found.runs += part.runs
         found.logs += part.logs
@@ -88,14 +84,7 @@ def _read(path: Path, name: str) -> Inputs:
 
 
 def _evaluations(path: Path) -> Inputs:
-    content = _read_json(path)
-    records, paired = content.get("evaluations", [content]), content.get("paired", [])
-    for key, value in (("evaluations", records), ("paired", paired)):
-        if not isinstance(value, list):
-            raise InputError(f"{path}: {key}", "no list", "a list, as densecal evaluate --json writes it")
-    for record in records:
-        _check(record, path)
-    return Inputs(records, paired)
+    return Inputs(*from_file(_read_json(path), path))
 
 
 def _benchmark(folder: Path) -> Inputs:
@@ -110,21 +99,22 @@ def _benchmark(folder: Path) -> Inputs:
         name = str(result.get("label", path.parent.name))
         name += f" {result['kind']}" if "kind" in result else ""
         name += f", seed {result['seed']}" if several and "seed" in result else ""
-        records = result.get("evaluations", [])
+        records = [_named(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
         for record in records:
-            _check(record, path)
-            calibrator = record.get("calibrator", "none")
-            record["name"] = name if calibrator == "none" else f"{name} + {calibrator}"
-        inside = {record["name"]: record for record in records if record["dataset"] == "validation"}
-        for record in records:
-            if record["dataset"] not in outside:
-                found.records.append(record)
-            elif record["name"] in inside:
-                first = inside[record["name"]]
-                first.setdefault("ood", []).append(ood_entry(first, record))
+            if record.dataset in outside:
+                continue
+            others = [other for other in records if other.name == record.name and other.dataset in outside]
+            if record.dataset == VALIDATION:
+                record = replace(record, ood=tuple(compare_ood(record, other) for other in others))
+            found.records.append(record)
         if is_run(path.parent / "run"):
             found.logs.append(read_run(path.parent / "run", name))
     return found
+
+
+def _named(record: Record, name: str) -> Record:
+    plain = record.calibrator in (None, "none")
+    return replace(record, name=name if plain else f"{name} + {record.calibrator}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -132,10 +122,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(path, "no JSON object", _KINDS)
     return content
-
-
-def _check(record: Any, path: Path) -> None:
-    held = record if isinstance(record, dict) else {}
-    missing = [key for key, kind in _KEYS.items() if not isinstance(held.get(key), kind)]
-    if missing:
-        raise InputError(path, f"no {missing[0]}", "an evaluation record, as densecal evaluate --json writes it")

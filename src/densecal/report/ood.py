@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
+from densecal.evaluation.record import Record
 from densecal.report.figures import BLUE, RED, file_name, joint_figure, plain_text, reliability_figure, save
-from densecal.report.tables import Record
 
 _PERCENT = ("ece_ew", "oe_ew", "oe_ew_weighted", "accuracy", "mean_confidence")
 
@@ -24,18 +24,18 @@ def ood_table(records: list[Record]) -> Table:
     for heading in ("images", "ECE", "OE", "OE weighted", "Acc.", "confidence", "AUROC", "FPR95"):
         table.add_column(heading, justify="right")
     for record in records:
-        for entry in record["ood"]:
-            outside = entry["record"]
-            figures = [outside["calibration"][key] for key in _PERCENT] + [entry["auroc"], entry["fpr95"]]
-            names = (entry["dataset"], record["name"], record["dataset"])
+        for entry in record.ood:
+            outside = entry.record
+            figures = [outside.calibration[key] for key in _PERCENT] + [entry.auroc, entry.fpr95]
+            names = (entry.dataset, record.name, record.dataset)
             shown = (f"{100 * value:.2f}" for value in figures)
-            table.add_row(*map(escape, names), f"{outside['images']:,}", *shown)
+            table.add_row(*map(escape, names), f"{outside.images:,}", *shown)
     return table
 
 
 def ood_records(records: list[Record]) -> list[Record]:
     """The records out of distribution, each once."""
-    found = {(entry["dataset"], record["name"]): entry["record"] for record in records for entry in record["ood"]}
+    found = {(entry.dataset, record.name): entry.record for record in records for entry in record.ood}
     return list(found.values())
 
 
@@ -50,9 +50,9 @@ def write_ood_figures(records: list[Record], folder: Path) -> list[Path]:
         The files written.
     """
     written = []
-    for dataset in dict.fromkeys(entry["dataset"] for record in records for entry in record["ood"]):
+    for dataset in dict.fromkeys(entry.dataset for record in records for entry in record.ood):
         place = folder / "ood" / file_name(dataset)
-        outside = [record for record in ood_records(records) if record["dataset"] == dataset]
+        outside = [record for record in ood_records(records) if record.dataset == dataset]
         drawings = {
             "histograms": ood_figure(records, dataset),
             "joint": joint_figure(outside),
@@ -66,24 +66,23 @@ def write_ood_figures(records: list[Record], folder: Path) -> list[Path]:
 
 def ood_figure(records: list[Record], dataset: str) -> Figure:
     """Entropy and confidence of the pixels in and out of distribution, a row an evaluation."""
-    rows = [(record, entry) for record in records for entry in record["ood"] if entry["dataset"] == dataset]
+    rows = [(record, entry) for record in records for entry in record.ood if entry.dataset == dataset]
     figure = Figure(figsize=(7.4, 2.6 * len(rows) + 0.3), layout="constrained")
     axes = figure.subplots(len(rows), 2, squeeze=False, sharex="col")
     for (left, right), (record, entry) in zip(axes, rows, strict=True):
-        for axis, quantity in ((left, "entropy"), (right, "confidence")):
-            for side, colour, label in (("in", BLUE, record["dataset"]), ("out", RED, dataset)):
-                count = np.array(entry[quantity][side], dtype=float)
+        for axis, both in ((left, entry.entropy), (right, entry.confidence)):
+            sides = ((both.inside, BLUE, "-", record.dataset), (both.outside, RED, "--", dataset))
+            for pixels, colour, line, label in sides:
+                count = np.array(pixels, dtype=float)
                 edges = np.linspace(0, 1, len(count) + 1)
-                style = {"color": colour, "linestyle": "-" if side == "in" else "--", "linewidth": 1.5}
+                style = {"color": colour, "linestyle": line, "linewidth": 1.5}
                 axis.stairs(count / count.sum(), edges, label=plain_text(label), **style)
             axis.set(yscale="log")
         left.set(ylabel="share of pixels", xlim=(0, 1))
-        held = np.flatnonzero(np.add(entry["confidence"]["in"], entry["confidence"]["out"]))
-        right.set(xlim=(min(0.5, held[0] / len(entry["confidence"]["in"])), 1))
+        held = np.flatnonzero(np.add(entry.confidence.inside, entry.confidence.outside))
+        right.set(xlim=(min(0.5, held[0] / len(entry.confidence.inside)), 1))
         right.legend(frameon=False, fontsize=8, loc="upper left")
-        left.set_title(
-            f"{plain_text(record['name'])}: AUROC {entry['auroc']:.3f}, FPR95 {entry['fpr95']:.3f}", fontsize=9
-        )
+        left.set_title(f"{plain_text(record.name)}: AUROC {entry.auroc:.3f}, FPR95 {entry.fpr95:.3f}", fontsize=9)
     for axis, quantity in zip(axes[-1], ("entropy (share of its maximum)", "confidence"), strict=True):
         axis.set_xlabel(quantity)
     return figure

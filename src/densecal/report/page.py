@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from densecal import __version__
-from densecal.files import write_text
+from densecal.evaluation.record import PairedDifference, Record
+from densecal.io.atomic import write_text
 from densecal.report import sections
 from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
 from densecal.report.runs import Run
-from densecal.report.tables import Record
 
 MOST_BYTES = 5_000_000
 """No page is larger, whatever the number of images."""
@@ -43,7 +42,7 @@ class Page:
     title: str
     lead: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-    paired: list[dict[str, Any]] = field(default_factory=list)
+    paired: list[PairedDifference] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -119,7 +118,7 @@ def _sections(page: Page) -> dict[str, tuple[str, str]]:
         made["methods"] = ("Methods", sections.methods_section(records))
         made["reliability"] = ("Reliability", sections.reliability_section(records))
         made["joint"] = ("Images", sections.image_section())
-    if any("thresholds" in record or "curves" in record for record in records):
+    if any(record.thresholds or record.curves for record in records):
         made["threshold"] = ("Threshold", sections.threshold_section())
     if runs:
         made["training"] = ("Training", sections.training_section(runs))
@@ -127,7 +126,7 @@ def _sections(page: Page) -> dict[str, tuple[str, str]]:
         made["alpha"] = ("Alpha", sections.alpha_section())
     if page.examples:
         made["gallery"] = ("Gallery", sections.gallery_section())
-    if any(record.get("ood") for record in records):
+    if any(record.ood for record in records):
         made["ood"] = ("Out of distribution", sections.outside_section(records))
     if page.notes or page.commands or _has_notes(records):
         made["notes"] = ("Notes", sections.notes_section(records, page.notes, page.commands))
@@ -135,7 +134,7 @@ def _sections(page: Page) -> dict[str, tuple[str, str]]:
 
 
 def _has_notes(records: Sequence[Record]) -> bool:
-    return any(record.get("warnings") or record.get("skipped") for record in records)
+    return any(record.warnings or record.skipped for record in records)
 
 
 def _web(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
-from densecal.reading import parse_json, read_text, read_yaml
+from densecal.io.documents import parse_json, read_text, read_yaml
 from densecal.report import pictures
 from densecal.report.gallery import Example, model_examples
 from densecal.report.pictures import Picture
+from densecal.runtime.progress import Progress, retitled, silent
 
 if TYPE_CHECKING:
-    from densecal.evaluation import Evaluation
-    from densecal.model_evaluation import ImageSet
+    from densecal.evaluation.folders import Evaluation
+    from densecal.evaluation.model import ImageSet
     from densecal.training.config import Config
 
 EXTREMES = 8
 """Images shown at each end of alpha."""
 MOST_IMAGES = 200
 """A run is evaluated on no more validation images than this, evenly chosen."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -94,28 +92,26 @@ def with_extremes(run: Run) -> Run:
     return replace(run, extremes=_training_pictures(_config(run.folder), names)) if names else run
 
 
-def validate_run(run: Run, count: int, progress: Progress | None = None) -> Validation:
+def validate_run(run: Run, count: int, progress: Progress = silent) -> Validation:
     """Evaluate a run's model on its validation images.
 
     Args:
         run: The run; needs a checkpoint and the images it was trained with.
         count: Examples to take, the most over-confident ones.
-        progress: Called with (title, done, total).
+        progress: Told how far it is.
 
     Raises:
         InputError: There is no checkpoint, or the images are gone.
     """
-    from densecal.benchmark.sets import ImageSets
-    from densecal.model_evaluation import evaluate_model
-    from densecal.prediction import load_predictor
+    from densecal.evaluation.model import evaluate_model, load_validation_set
+    from densecal.prediction.predictor import load_predictor
 
     predictor = load_predictor(run.folder)
-    (everything,) = ImageSets().of(predictor.config, (), progress)
-    data = _fewer(everything)
-    report = None if progress is None else lambda done, total: progress(f"{run.name} on validation", done, total)
+    data = _fewer(load_validation_set(predictor.config.data, progress))
     evaluation = evaluate_model(
-        predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16, progress=report
-    )[run.name]
+        predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16,
+        progress=retitled(progress, f"{run.name} on validation"),
+    )[run.name]  # fmt: skip
     source = predictor.config.data.model_dump_json(include={"images", "masks", "validation", "scenes", "size"})
     return Validation(evaluation, model_examples(evaluation, predictor, data, count), source)
 
@@ -141,23 +137,14 @@ def _config(folder: Path) -> Config:
 
 
 def _training_pictures(config: Config, names: list[str]) -> dict[str, dict[str, Picture]]:
-    from densecal.training.feed import open_data, open_parts
+    from densecal.training.samples import open_parts
 
+    part = open_parts(config.data)[0]
     classes = config.data.classes
-    found = {}
-    if config.data.scenes is not None:
-        samples = open_data(config.data).train
-        place = {name: i for i, name in enumerate(samples.names)}
-        for name in names:
-            image, mask = samples.batch(np.array([place[name]]))
-            found[name] = _pair(image[0].permute(1, 2, 0).numpy(), mask[0].numpy(), classes)
-        return found
-    source = open_parts(config.data)[0].source
-    for name in names:
-        if name not in source.names:
-            raise InputError(str(config.data.images), f"no image {name}", "the images of the run")
-        found[name] = _pair(source.image(name), source.mask(name, classes), classes)
-    return found
+    missing = sorted(set(names) - set(part.source.names))
+    if missing:
+        raise InputError(str(config.data.images), f"no image {missing[0]}", "the images of the run")
+    return {name: _pair(part.source.image(name), part.source.mask(name, classes), classes) for name in names}
 
 
 def _pair(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> dict[str, Picture]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import Any
 
+from densecal.evaluation.record import PairedDifference, Record
 from densecal.report.runs import Run
-from densecal.report.tables import COLUMNS, Column, Record, best_values, by_dataset, used_columns
+from densecal.report.tables import COLUMNS, Column, best_values, by_dataset, used_columns
 
 _TITLES = {
     "ece_ew": "expected calibration error, equal-width bins",
@@ -40,7 +40,7 @@ def note(content: str) -> str:
     return f'<p class="note">{content}</p>'
 
 
-def summary_section(records: Sequence[Record], paired: Sequence[dict[str, Any]]) -> str:
+def summary_section(records: Sequence[Record], paired: Sequence[PairedDifference]) -> str:
     """The best of every data set with its interval, a diagram of all, and what is surely different."""
     cards = [_card(dataset, group) for dataset, group in by_dataset(list(records)).items()]
     options = {
@@ -84,10 +84,10 @@ def methods_section(records: Sequence[Record]) -> str:
         best = best_values(group, columns)
         for record in group:
             cells = [
-                f'<th scope="row">{text(record["name"])}</th>',
+                f'<th scope="row">{text(record.name)}</th>',
                 f'<td class="text">{text(dataset)}</td>',
                 *(_cell(record, column, best[column.key]) for column in columns),
-                f'<td data-value="{int(record["images"])}">{int(record["images"]):,}</td>',
+                f'<td data-value="{int(record.images)}">{int(record.images):,}</td>',
             ]
             rows.append(f"<tr>{''.join(cells)}</tr>")
     table = f'<table class="sortable"><thead><tr>{"".join(heads)}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
@@ -102,7 +102,7 @@ def methods_section(records: Sequence[Record]) -> str:
 def reliability_section(records: Sequence[Record]) -> str:
     """Frames of the reliability diagrams."""
     controls = ""
-    if any("foreground" in record["reliability"] for record in records):
+    if any(record.reliability.foreground is not None for record in records):
         controls = _radios(
             "kind", "Diagram of", {"all": "confidence, all pixels", "foreground": "foreground probability"}
         )
@@ -228,14 +228,14 @@ def outside_section(records: Sequence[Record]) -> str:
     heads = ("Images", "ECE", "OE", "Accuracy", "Confidence", "AUROC", "FPR95")
     rows = []
     for record in records:
-        for entry in record.get("ood", []):
-            outside = entry["record"]
-            figures = [outside["calibration"].get(k) for k in ("ece_ew", "oe_ew", "accuracy", "mean_confidence")]
+        for entry in record.ood:
+            outside = entry.record
+            figures = [outside.calibration.get(k) for k in ("ece_ew", "oe_ew", "accuracy", "mean_confidence")]
             cells = [
-                f'<th scope="row">{text(record["name"])}</th>', f'<td class="text">{text(entry["dataset"])}</td>',
-                f'<td class="text">{text(record["dataset"])}</td>', f"<td>{int(outside['images']):,}</td>",
+                f'<th scope="row">{text(record.name)}</th>', f'<td class="text">{text(entry.dataset)}</td>',
+                f'<td class="text">{text(record.dataset)}</td>', f"<td>{int(outside.images):,}</td>",
                 *(f"<td>{_percent(value)}</td>" for value in figures),
-                f"<td>{_fixed(entry['auroc'], 3)}</td>", f"<td>{_fixed(entry['fpr95'], 3)}</td>",
+                f"<td>{_fixed(entry.auroc, 3)}</td>", f"<td>{_fixed(entry.fpr95, 3)}</td>",
             ]  # fmt: skip
             rows.append(f"<tr>{''.join(cells)}</tr>")
     table = (
@@ -256,11 +256,11 @@ def notes_section(records: Sequence[Record], notes: Sequence[str], commands: Seq
     """Warnings, skipped files, and how to make the page again."""
     items = [text(line) for line in notes]
     for record in records:
-        where = f"{record['name']} on {record['dataset']}"
-        items += [text(f"{where}: {warning}") for warning in record.get("warnings", [])]
-        skipped = record.get("skipped", [])
+        where = f"{record.name} on {record.dataset}"
+        items += [text(f"{where}: {warning}") for warning in record.warnings]
+        skipped = record.skipped
         if skipped:
-            first = f"{skipped[0].get('file')}: {skipped[0].get('reason')}"
+            first = f"{skipped[0].file}: {skipped[0].reason}"
             items.append(text(f"{where}: {len(skipped)} files skipped, the first {first}"))
     parts = ["".join(f'<p class="warning">{item}</p>' for item in items)]
     if commands:
@@ -283,29 +283,29 @@ def _card(dataset: str, group: list[Record]) -> str:
             if column.text(column.value(record)) == best:
                 interval = _interval(record, column)
                 small = f"<small>{interval}</small>" if interval else ""
-                names += f"<dd>{star}{text(record['name'])}</dd><dd>{best}{unit}{small}</dd>"
+                names += f"<dd>{star}{text(record.name)}</dd><dd>{best}{unit}{small}</dd>"
         rows.append(f"<div><dt>{text(column.heading)}</dt>{names}</div>")
-    images = max(int(record["images"]) for record in group)
+    images = max(int(record.images) for record in group)
     size = f"{len(group)} {'method' if len(group) == 1 else 'methods'}, {images:,} images"
     return f'<div class="fact"><h3>{text(dataset)}</h3>{note(size)}<dl>{"".join(rows)}</dl></div>'
 
 
-def _paired_table(paired: Sequence[dict[str, Any]]) -> str:
+def _paired_table(paired: Sequence[PairedDifference]) -> str:
     """Differences between methods; those whose interval leaves out 0 are marked."""
     rows = []
     for pair in paired:
         cells = ""
         for key in _PAIRED:
-            low, high = pair["ci"].get(key, (None, None))
+            low, high = pair.ci.get(key, (None, None))
             if low is None or high is None:
                 cells += "<td>-</td>"
                 continue
             sure = ' class="best"' if low > 0 or high < 0 else ""
             mark = '● <span class="hidden">sure </span>' if sure else ""
-            value = f"{100 * pair['difference'][key]:+.2f}"
+            value = f"{100 * pair.difference[key]:+.2f}"
             cells += f"<td{sure}>{mark}{value}<small>{100 * low:+.2f} to {100 * high:+.2f}</small></td>"
-        names = f"{text(pair['a'])} &minus; {text(pair['b'])}"
-        rows.append(f'<tr><th scope="row">{names}</th><td class="text">{text(pair["dataset"])}</td>{cells}</tr>')
+        names = f"{text(pair.a)} &minus; {text(pair.b)}"
+        rows.append(f'<tr><th scope="row">{names}</th><td class="text">{text(pair.dataset)}</td>{cells}</tr>')
     if not rows:
         return ""
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("ECE", "OE", "Brier", "Accuracy"))
@@ -338,7 +338,8 @@ def _cell(record: Record, column: Column, best: float) -> str:
 
 
 def _interval(record: Record, column: Column) -> str:
-    low, high = record[column.section].get("ci", {}).get(column.key, (None, None))
+    intervals = record.calibration.ci if column.section == "calibration" else {}
+    low, high = intervals.get(column.key, (None, None))
     return "" if low is None or high is None else f"{column.text(low)} &ndash; {column.text(high)}"
 
 

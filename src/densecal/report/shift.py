@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
+from densecal.evaluation.shift import Shifts
 from densecal.report.figures import CYCLE, plain_text
-
-Record = dict[str, Any]
-Shifts = dict[str, dict[int, Record]]
-"""Records of one method by kind and severity; severity 0 is the data set as it is."""
 
 FIGURES = {"ece_ew": "ECE", "oe_ew": "OE", "accuracy": "accuracy"}
 
@@ -32,7 +27,7 @@ def shift_table(shifts: dict[str, Shifts]) -> Table:
     for kind in next(iter(shifts.values())):
         for name, by_kind in shifts.items():
             for key, label in FIGURES.items():
-                values = (by_kind[kind][severity]["calibration"][key] for severity in severities)
+                values = (by_kind[kind][severity].calibration[key] for severity in severities)
                 table.add_row(kind, escape(name), label, *(f"{100 * value:.2f}" for value in values))
             table.add_section()
     return table
@@ -50,7 +45,7 @@ def shift_figure(shifts: dict[str, Shifts]) -> Figure:
     for row, (key, label) in zip(axes, FIGURES.items(), strict=True):
         for axis, kind in zip(row, kinds, strict=True):
             for i, (name, by_kind) in enumerate(shifts.items()):
-                values = {s: 100 * record["calibration"][key] for s, record in by_kind[kind].items()}
+                values = {s: 100 * record.calibration[key] for s, record in by_kind[kind].items()}
                 style = {"color": CYCLE[i % len(CYCLE)], "linestyle": ("-", "--", ":", "-.")[i % 4]}
                 axis.plot(
                     list(values), list(values.values()), marker="o", markersize=3, label=plain_text(name), **style

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-Record = dict[str, Any]
+from densecal.evaluation.record import Record
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Column:
 
     def value(self, record: Record) -> float:
         """The figure, NaN where the record does not have it."""
-        value = record[self.section].get(self.key)
-        return float("nan") if value is None else float(value)
+        return record.figure(self.section, self.key)
 
     def text(self, value: float) -> str:
         """As shown: per cent for calibration, three decimals for segmentation scores."""
@@ -94,7 +93,7 @@ def comparison_table(records: list[Record]) -> Table:
         best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], "[bold]{}[/bold]") for c in columns]
-            table.add_row(_plain(dataset), _plain(record["name"]), *cells)
+            table.add_row(_plain(dataset), _plain(record.name), *cells)
         table.add_section()
     return table
 
@@ -102,29 +101,25 @@ def comparison_table(records: list[Record]) -> Table:
 def figure_table(record: Record) -> Table:
     """Every figure of one evaluation, with intervals where there are any."""
     table = Table(
-        title=f"{_plain(record['name'])} on {_plain(record['dataset'])}: {record['images']:,} images, "
-        f"{record['pixels']:,} pixels",
+        title=f"{_plain(record.name)} on {_plain(record.dataset)}: {record.images:,} images, {record.pixels:,} pixels",
         title_justify="left",
     )
     for heading, justify in (("figure", "left"), ("value", "right"), ("95 % interval", "left"), ("", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    calibration = record["calibration"]
+    calibration = record.calibration
     for key, value in calibration.items():
-        if key == "ci":
-            continue
-        low, high = calibration["ci"].get(key, (None, None))
-        interval = "" if low is None else f"{_percent(low)} to {_percent(high)}"
         plain = key in ("sweep_bins", "nll", "ece_debias", "auroc_error", "aurc")
+        interval = ""
+        if key in calibration.ci:
+            interval = " to ".join(f"{end:.4g}" if plain else _percent(end) for end in calibration.ci[key])
         shown = (f"{value:.4g}" if plain else f"{_percent(value)} %") if not _missing(value) else "-"
-        if plain and interval:
-            interval = f"{low:.4g} to {high:.4g}"
         table.add_row(key, shown, interval, _NOTES.get(key, ""))
     table.add_section()
-    for key, value in record["segmentation"].items():
-        if isinstance(value, list):
-            value_text = " ".join("-" if _missing(v) else f"{v:.3f}" for v in value)
+    for key, score in record.segmentation.items():
+        if isinstance(score, tuple):
+            value_text = " ".join("-" if _missing(v) else f"{v:.3f}" for v in score)
         else:
-            value_text = "-" if _missing(value) else f"{value:.4f}"
+            value_text = "-" if _missing(score) else f"{score:.4f}"
         table.add_row(key, value_text, "", "")
     return table
 
@@ -133,16 +128,13 @@ def csv_text(records: list[Record]) -> str:
     """One line a record with every figure, as fractions."""
     rows = []
     for record in records:
-        row = {key: record[key] for key in ("name", "dataset", "images", "pixels")}
-        for section in ("calibration", "segmentation"):
-            for key, value in record[section].items():
-                if key == "ci":
-                    for name, (low, high) in value.items():
-                        row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
-                elif isinstance(value, list):
-                    row.update({f"{key}_{i}": "" if _missing(v) else f"{v:.10g}" for i, v in enumerate(value)})
-                else:
-                    row[key] = "" if _missing(value) else f"{value:.10g}"
+        row: dict[str, Any] = {key: getattr(record, key) for key in ("name", "dataset", "images", "pixels")}
+        row |= {key: "" if _missing(value) else f"{value:.10g}" for key, value in record.calibration.items()}
+        for name, (low, high) in record.calibration.ci.items():
+            row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
+        for key, value in record.segmentation.items():
+            values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
+            row |= {key: "" if _missing(v) else f"{v:.10g}" for key, v in values.items()}
         rows.append(row)
     names = list(dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
@@ -166,7 +158,7 @@ def latex_text(records: list[Record]) -> str:
         best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns]
-            lines.append(" & ".join([_tex(dataset), _tex(record["name"]), *cells]) + r" \\")
+            lines.append(" & ".join([_tex(dataset), _tex(record.name), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -174,7 +166,7 @@ def by_dataset(records: list[Record]) -> dict[str, list[Record]]:
     """Records grouped by data set, in order of appearance."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(record["dataset"], []).append(record)
+        groups.setdefault(record.dataset, []).append(record)
     return groups
 
 

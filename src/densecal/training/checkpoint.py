@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from densecal.errors import InputError
-from densecal.reading import read_json
+from densecal.io.documents import read_json
 
 MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
 CALIBRATOR = "calibrator.json"

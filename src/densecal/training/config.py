@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from densecal import methods, posthoc
 from densecal.errors import InputError
-from densecal.files import rounded
-from densecal.reading import parse_yaml, read_yaml
+from densecal.io.atomic import rounded
+from densecal.io.documents import parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=16, le=4096)]

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from densecal.errors import InputError
-from densecal.files import rounded, write_text
+from densecal.io.atomic import rounded, write_text
 
 if TYPE_CHECKING:
-    from densecal.integrations.loggers import Logger
+    from densecal.training.loggers import Logger
 
 
 class Log:
@@ -22,7 +22,7 @@ class Log:
 
     Args:
         folder: The run folder.
-        loggers: Who else gets the lines, see `densecal.integrations.loggers`; TensorBoard where it is installed, if
+        loggers: Who else gets the lines, see `densecal.training.loggers`; TensorBoard where it is installed, if
             `None`.
         settings: What the run was configured with, for them.
         enabled: False in all processes but the first.
@@ -83,7 +83,7 @@ class Log:
                 warnings.warn(f"{name}: {lost} ({error})", stacklevel=3)
 
     def _opened(self, name: str, epochs: int) -> Logger:
-        from densecal.integrations import loggers
+        from densecal.training import loggers
 
         try:
             return loggers.create(name, self.path.parent, self._settings, epochs)

@@ -9,7 +9,7 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +17,39 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from densecal.calibration import fit_own
 from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import chosen, without_information
 from densecal.errors import InputError, Preempted
-from densecal.files import locked, write_text
+from densecal.io.atomic import write_text
+from densecal.io.documents import read_yaml
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
-from densecal.reading import read_yaml
-from densecal.sharding import join_after_restart
+from densecal.runtime.lock import locked
+from densecal.runtime.prefetch import prefetched
+from densecal.runtime.progress import Progress, silent
+from densecal.runtime.sharding import join_after_restart
 from densecal.training import checkpoint
-from densecal.training.assembly import Run, fabric_of, open_run
 from densecal.training.config import Config, dump_config, first_difference, parse_config
-from densecal.training.feed import Batch, Samples, epoch_batches, prefetched, to_device, validation_batches
 from densecal.training.logs import Log
 from densecal.training.preemption import Place, stop_when_asked
+from densecal.training.run import Run, fabric_of, open_run
+from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate
 
 CHECK_EVERY = 50
 """Steps between looks at the losses on a device that runs ahead; on the CPU every step is looked at."""
 LOGGED = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
 
-Progress = Callable[[str, int, int, dict[str, float]], None]
 
-
-def train(
-    config: Config, out: Path, resume: bool = False, progress: Progress | None = None
-) -> CalibrationResult | None:
+def train(config: Config, out: Path, resume: bool = False, progress: Progress = silent) -> CalibrationResult | None:
     """Train a model and leave a run folder.
 
     Args:
         config: What to train.
-        out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``,
-            and ``calibrator.json`` where ``model.calibrator`` asks for it.
+        out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``.
         resume: Go on from the last checkpoint there, or start if there is none.
-        progress: Called with (title, done, total, figures).
+        progress: Told how far it is, and the figures of each epoch.
 
     Returns:
         The last validation, or ``None`` if the run was finished already.
@@ -66,41 +63,22 @@ def train(
     fabric = fabric_of(config)
     join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
-    with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as mine:
-        if not mine:
-            raise InputError(out, "another process that is training into it", "another folder, or that it has ended")
-        try:
-            result = _train(config, out, resume, progress, fabric)
-        finally:
-            if new and fabric.global_rank == 0:
-                with contextlib.suppress(OSError):  # only an empty folder can be removed: one nothing came of
-                    out.rmdir()
-        if config.model.calibrator and fabric.global_rank == 0:
-            _calibrate(config.model.calibrator, out, fabric.device.type, progress, again=result is not None)
-        return result
-
-
-def _calibrate(method: str, out: Path, device: str, progress: Progress | None, again: bool) -> None:
-    """Fit the run's own calibrator, again if there has been training since."""
-    if not again and (out / checkpoint.CALIBRATOR).exists():
-        return
-    report = None if progress is None else lambda done, total: progress("Calibrator", done, total, {})
     try:
-        fit_own(method, out, device, report)
-    except InputError as error:
-        # a model that no calibrator fits is still a model
-        warnings.warn(f"{error}; {out} is left without {method}", stacklevel=2)
+        with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as held:
+            if not held:
+                raise InputError(out, "another process is training into it", "another folder, or wait until it ends")
+            return _train(config, out, resume, progress, fabric)
+    finally:
+        if new and fabric.global_rank == 0:
+            with contextlib.suppress(OSError):  # fails unless the folder is empty, because training never began
+                out.rmdir()
 
 
-def _train(
-    config: Config, out: Path, resume: bool, progress: Progress | None, fabric: Fabric
-) -> CalibrationResult | None:
+def _train(config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> CalibrationResult | None:
     found, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
     if found is not None and int(found.meta["epoch"]) >= config.total_epochs:
         return None
-    run = open_run(
-        config, fabric, None if progress is None else lambda title, done, total: progress(title, done, total, {})
-    )
+    run = open_run(config, fabric, progress)
     for note in run.data.notes:
         warnings.warn(note, stacklevel=2)
     _warn_of_long_warmup(run)
@@ -136,8 +114,7 @@ def _train(
                 "method": run.method.statistics(),
             }
             log.write(line)
-            if progress:
-                progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, _shown(loss, result, run.method))
+            progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **_shown(loss, result, run.method))
             improved = result.brier < best
             best = min(best, result.brier)
             if fabric.global_rank == 0:
@@ -156,7 +133,7 @@ def _warn_of_long_warmup(run: Run) -> None:
         )
 
 
-def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float:
+def train_epoch(run: Run, epoch: int, progress: Progress = silent) -> float:
     """One pass over the training images.
 
     Returns:
@@ -197,8 +174,8 @@ def train_epoch(run: Run, epoch: int, progress: Progress | None = None) -> float
         if last:
             _step(run, epoch, step, len(batches))
         method.after_step(logits.detach(), masks, index)
-        if progress and rank == 0:
-            progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches), {})
+        if rank == 0:
+            progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches))
         if run.stop.is_set() and last:
             losses = losses[: step + 1]
             run.place = Place.here(losses)
@@ -219,7 +196,7 @@ def _go_on(run: Run, losses: Tensor) -> int:
 
 
 @torch.no_grad()
-def validate(run: Run, progress: Progress | None = None) -> CalibrationResult:
+def validate(run: Run, progress: Progress = silent) -> CalibrationResult:
     """Measure the current weights on the validation images, at the size the network sees."""
     config, fabric = run.config, run.fabric
     network = run.kept_network
@@ -235,8 +212,8 @@ def validate(run: Run, progress: Progress | None = None) -> CalibrationResult:
         with fabric.autocast():
             logits = network(images)
         meter.update(logits=logits.float(), masks=masks)
-        if progress and fabric.global_rank == 0:
-            progress("Validation", step + 1, len(batches), {})
+        if fabric.global_rank == 0:
+            progress("Validation", step + 1, len(batches))
     meter.all_reduce()
     network.train(was_training)
     try:

@@ -1,0 +1,121 @@
+"""Fitting calibrators on held-out data, wherever it comes from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from densecal import posthoc
+from densecal.errors import InputError
+from densecal.posthoc import Batch, Calibrator, LogitHistogram
+from densecal.posthoc.scores import Scores, score_batches, score_histogram
+from densecal.runtime.progress import Progress, retitled, silent
+
+SATURATED = 0.1
+"""Above this share of pixels at the ends of 8-bit maps a temperature or slope is off by more than a few per cent."""
+
+
+class FitData(Protocol):
+    """Held-out data to fit on: map folders, a run's validation images, or a model on an image set."""
+
+    @property
+    def classes(self) -> int:
+        """1 for one logit per pixel, K for K classes."""
+        ...
+
+    @property
+    def ignore_index(self) -> int | None:
+        """Label of void pixels."""
+        ...
+
+    @property
+    def has_images(self) -> bool:
+        """Whether batches have images."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def histogram(self, progress: Progress = silent) -> LogitHistogram:
+        """Count logits and labels of all pixels in one pass; one logit per pixel."""
+        ...
+
+    def batches(self, progress: Progress = silent) -> Iterator[Batch]:
+        """Make one pass; void pixels are ``ignore_index``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted calibrator and what it gained on the data it was fitted on."""
+
+    calibrator: Calibrator
+    images: int
+    before: Scores
+    after: Scores
+    warnings: list[str]
+
+
+def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress: Progress = silent) -> Fit:
+    """Fit a calibrator and score it on the data it was fitted on.
+
+    Args:
+        method: One of `posthoc.names()`.
+        data: What to fit on.
+        device: Where a network is fitted.
+        progress: Told how many images of each pass are read.
+    """
+    progress = retitled(progress, "Fitting")
+    calibrator = _new_calibrator(method, data, device)
+    if calibrator.from_histogram:
+        histogram = data.histogram(progress)
+        calibrator.fit(histogram)
+        scores = score_histogram(histogram), score_histogram(histogram, calibrator)
+        return Fit(calibrator, len(data), *scores, _saturation_warnings(calibrator, histogram))
+    calibrator.fit(lambda: data.batches(progress), data.ignore_index)
+    before, after = score_batches(lambda: data.batches(progress), calibrator, data.ignore_index)
+    return Fit(calibrator, len(data), before, after, [])
+
+
+def fit_several(methods: Sequence[str], data: FitData, device: torch.device | str) -> dict[str, Calibrator]:
+    """Fit several calibrators, those of one logit from one pass.
+
+    Returns:
+        Those that could be fitted, by method; for each of the others there is a warning.
+    """
+    new = {method: _new_calibrator(method, data, device) for method in methods}
+    needs_histogram = any(calibrator.from_histogram for calibrator in new.values())
+    histogram = data.histogram() if needs_histogram else LogitHistogram()
+    fitted = {}
+    for method, calibrator in new.items():
+        try:
+            calibrator.fit(histogram if calibrator.from_histogram else data.batches, data.ignore_index)
+        except InputError as error:
+            # a model that no calibrator fits is still a result
+            warnings.warn(f"{error}; evaluated without {method}", stacklevel=2)
+            continue
+        fitted[method] = calibrator.eval()
+    return fitted
+
+
+def _new_calibrator(method: str, data: FitData, device: torch.device | str) -> Calibrator:
+    kind = posthoc.find(method, "METHOD")
+    if kind.needs_images and not data.has_images:
+        raise InputError(method, "maps without images", "--images, or a run in place of the maps")
+    if data.classes > 1 and not kind.multiclass:
+        able = [name for name in posthoc.names() if posthoc.find(name).multiclass]
+        raise InputError(method, f"{data.classes} classes", f"one foreground probability, or one of {', '.join(able)}")
+    return posthoc.create(method, **({"num_classes": data.classes} if kind.multiclass else {})).to(device)
+
+
+def _saturation_warnings(calibrator: Calibrator, histogram: LogitHistogram) -> list[str]:
+    slopes = all(calibrator.get_buffer(name).ndim == 0 for name in calibrator.tables)
+    if not slopes or histogram.saturated < SATURATED:
+        return []
+    return [
+        f"{100 * histogram.saturated:.0f} % of the pixels are at levels 0 and 255, where 8 bits cannot tell logits "
+        f"apart: {calibrator.method} suits these maps, but not the model behind them; fit on 16-bit or float maps"
+    ]

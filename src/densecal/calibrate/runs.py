@@ -1,0 +1,151 @@
+"""Calibrators for models: fitted on a run's validation images or on an image set, and a run that brings its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from densecal import posthoc
+from densecal.calibrate.fit import fit
+from densecal.data.decoding import read_sample
+from densecal.errors import InputError
+from densecal.evaluation.model import ImageSet, Logits, model_outputs, resized
+from densecal.io.masks import VOID
+from densecal.metrics.calibration import CalibrationResult
+from densecal.posthoc import Batch, LogitHistogram
+from densecal.prediction.predictor import grouped, load_predictor, own_calibrator_error
+from densecal.runtime.lock import locked
+from densecal.runtime.prefetch import prefetched
+from densecal.runtime.progress import Progress, retitled, silent, tracked
+from densecal.runtime.sharding import is_first_process
+from densecal.training import checkpoint
+from densecal.training.config import Config
+from densecal.training.loop import train
+from densecal.training.samples import open_parts
+
+AT_ONCE = 8
+"""Images that go through a network together."""
+COUNTED_BATCH, TRAINED_BATCH = 64, 4
+"""The same for an image set in memory: for calibrators that count pixels, and for those trained by gradient steps."""
+
+
+class RunData:
+    """The validation images of a run, with the logits of its model at each image's own size.
+
+    Args:
+        run: Run folder or checkpoint folder.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    has_images = True
+
+    def __init__(self, run: Path, device: str = "auto") -> None:
+        self.predictor = load_predictor(run, device)
+        if self.predictor.calibrator is not None:
+            raise own_calibrator_error(run, self.predictor.calibrator)
+        data = self.predictor.config.data
+        self.classes = data.classes
+        self.ignore_index = data.ignore_index if data.classes > 1 else VOID
+        self.part = open_parts(data)[1]
+
+    def __len__(self) -> int:
+        return len(self.part.names)
+
+    def histogram(self, progress: Progress = silent) -> LogitHistogram:
+        """Count logits and labels of all pixels."""
+        histogram = LogitHistogram()
+        for batch in self.batches(progress):
+            histogram.update(batch.logits, batch.masks)
+        return histogram
+
+    def batches(self, progress: Progress = silent) -> Iterator[Batch]:
+        """Make one pass, an image at a time, on the model's device; the network sees several at once."""
+        device = self.predictor.device
+        samples = (read_sample(self.part.source, name, self.classes, self.ignore_index)[:2] for name in self.part.names)
+        groups = grouped(samples, lambda sample: sample[1].size, AT_ONCE)
+
+        def batches() -> Iterator[Batch]:
+            for group in prefetched(groups, depth=1):
+                outputs = self.predictor.each_logits([image for image, _ in group])
+                for (image, mask), logits in zip(group, outputs, strict=True):
+                    labels = torch.tensor(mask).to(device)
+                    masks = labels.long()[None] if self.classes > 1 else (labels > 0).long()[None, None]
+                    photograph = torch.tensor(image).to(device).permute(2, 0, 1)[None].float() / 255
+                    # a copy, because no gradient passes through what inference mode makes
+                    yield Batch(logits[None].clone(), masks, photograph)
+
+        yield from tracked(batches(), "Predicting", progress, len(self))
+
+
+class ImageSetData:
+    """A model on an image set in memory, with its logits at the size of each mask.
+
+    Args:
+        logits: The model.
+        images: The set.
+        device: Where the model is.
+    """
+
+    has_images = True
+
+    def __init__(self, logits: Logits, images: ImageSet, device: torch.device) -> None:
+        self.logits, self.images, self.device = logits, images, device
+        self.classes, self.ignore_index = images.classes, images.ignore_index
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def histogram(self, progress: Progress = silent) -> LogitHistogram:
+        """Count logits and labels of all pixels."""
+        histogram = LogitHistogram()
+        for batch in self._batches(COUNTED_BATCH):
+            histogram.update(batch.logits, batch.masks)
+        return histogram
+
+    def batches(self, progress: Progress = silent) -> Iterator[Batch]:
+        """Make one pass, a few images at a time."""
+        return self._batches(TRAINED_BATCH)
+
+    def _batches(self, size: int) -> Iterator[Batch]:
+        for _, images, z, y in model_outputs(self.logits, self.images, self.device, size):
+            masks = y if self.classes > 1 else y[:, None]
+            # copies, because no gradient passes through what inference mode makes
+            yield Batch(z.clone(), masks.clone(), resized(images, z.shape[2:]).clone())
+
+
+def train_and_calibrate(
+    config: Config, out: Path, resume: bool = False, progress: Progress = silent
+) -> CalibrationResult | None:
+    """Train a model and, where ``model.calibrator`` asks for it, fit the run's own calibrator.
+
+    Args:
+        config: What to train.
+        out: Run folder, as for `train`; also holds ``calibrator.json``.
+        resume: Go on from the last checkpoint there, or start if there is none.
+        progress: Told how far it is.
+
+    Returns:
+        The last validation, or ``None`` if the run was finished already.
+    """
+    result = train(config, out, resume, progress)
+    if config.model.calibrator and is_first_process():
+        _calibrate_run(config, out, progress, again=result is not None)
+    return result
+
+
+def _calibrate_run(config: Config, out: Path, progress: Progress, again: bool) -> None:
+    """Fit the run's own calibrator, again if there has been training since."""
+    method, path = config.model.calibrator, out / checkpoint.CALIBRATOR
+    assert method is not None
+    with locked(out) as held:
+        if not held or (path.exists() and not again):
+            return
+        try:
+            data = RunData(checkpoint.find(out), "cpu" if config.engine.accelerator == "cpu" else "auto")
+            posthoc.save(fit(method, data, data.predictor.device, retitled(progress, "Calibrator")).calibrator, path)
+        except InputError as error:
+            # a model that no calibrator fits is still a model
+            warnings.warn(f"{error}; {out} is left without {method}", stacklevel=3)

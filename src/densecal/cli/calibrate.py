@@ -1,0 +1,140 @@
+"""`densecal calibrate` and `risk-control`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import check_targets, progress_bar
+from densecal.errors import InputError
+
+calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
+app.add_typer(calibrate_app, name="calibrate")
+
+
+@calibrate_app.command("fit")
+def calibrate_fit(
+    method: Annotated[
+        str,
+        typer.Argument(help="temperature, vector, platt, isotonic, histogram, beta, local-temperature or selective."),
+    ],
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps; or a run, whose validation images are used.")],
+    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where there are maps.")] = None,
+    out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
+) -> None:
+    """Fit a calibrator on held-out maps and masks, or on the validation images of a run.
+
+    The figures printed are those of the data it was fitted on; measure it on other data with `densecal evaluate`.
+
+    Examples:
+
+    * `densecal calibrate fit temperature val-maps/ val-masks/ --out cal.json`
+
+    * `densecal calibrate fit local-temperature runs/duts --out cal.json`
+
+    * `densecal calibrate fit vector softmax/ labels/ --classes 11 --ignore-index 11 --out cal.json`
+    """
+    if out.suffix.lower() != ".json":
+        raise InputError("--out", str(out), "a name that ends in .json")
+    check_targets(out)
+    from densecal import posthoc
+
+    posthoc.find(method, "METHOD")
+    from densecal.calibrate.fit import FitData, fit
+    from densecal.calibrate.maps import MapData
+
+    data: FitData
+    where = "cpu"
+    if _is_run(predictions):
+        given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(name, str(value), "nothing: a run knows its own data")
+        from densecal.calibrate.runs import RunData
+
+        data = run = RunData(predictions, device)
+        where = str(run.predictor.device)
+    elif masks is None:
+        raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
+    else:
+        data = MapData(predictions, masks, classes or 1, ignore_index, images)
+    with progress_bar() as report:
+        found = fit(method, data, where, report)
+    posthoc.save(found.calibrator, out)
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{out}: {method} fitted on {found.images:,} images{_parameters(found.calibrator.to_json())}")
+    for moment, scores in (("before", found.before), ("after", found.after)):
+        print(f"  {moment:<6}  NLL {scores.nll:.5f}  ECE {100 * scores.ece:.2f} %")
+
+
+@calibrate_app.command("apply")
+def calibrate_apply(
+    calibrator: Annotated[Path, typer.Argument(help="File that `calibrate fit` wrote.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
+    out: Annotated[Path, typer.Option(help="Folder for the calibrated maps.")] = ...,  # type: ignore[assignment]
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
+) -> None:
+    """Write the calibrated maps of a folder of maps.
+
+    8- and 16-bit maps become 16-bit PNG, so that nothing of the calibration is rounded away; float maps become .npy.
+
+    Example: `densecal calibrate apply cal.json test-maps/ --out calibrated/`
+    """
+    from densecal import posthoc
+    from densecal.calibrate.maps import apply
+
+    loaded = posthoc.load(calibrator)
+    with progress_bar() as report:
+        count = apply(loaded, predictions, out, images, report)
+    print(f"{out}: {count:,} maps")
+
+
+@app.command("risk-control")
+def risk_control(
+    predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps.")],
+    masks: Annotated[Path, typer.Argument(help="Folder of masks.")],
+    alpha: Annotated[float, typer.Option(help="Largest false-negative rate to accept, on average.")] = 0.1,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+) -> None:
+    """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
+
+    The guarantee (conformal risk control) holds for new images of the same kind as these, and needs at least
+    1/alpha - 1 of them. The price is in the figures beside it: how much is called foreground.
+
+    Example: `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
+    """
+    check_targets(json)
+    from dataclasses import asdict
+
+    from densecal.calibrate.maps import control_risk
+    from densecal.io.atomic import write_json
+
+    with progress_bar() as report:
+        found = control_risk(predictions, masks, alpha, ignore_index, report)
+    print(f"foreground is p >= {found.threshold:g} (lambda {found.lam:g}), from {found.images:,} images")
+    print(f"  false-negative rate  {100 * found.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image")
+    print(f"  false-positive rate  {100 * found.fpr:.2f} %")
+    print(f"  called foreground    {100 * found.set_size:.2f} % of an image")
+    if json:
+        record = asdict(found)
+        write_json(json, {"densecal": "risk-control", "version": 1, "lambda": record.pop("lam"), **record})
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run or a checkpoint rather than a folder of maps."""
+    return (path / "checkpoints").is_dir() or (path / "meta.json").is_file()
+
+
+def _parameters(data: dict[str, object]) -> str:
+    """The parameters that are single numbers."""
+    return "".join(f", {name} {value:.6g}" for name, value in data.items() if isinstance(value, float))

@@ -1,0 +1,53 @@
+"""`densecal report`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import progress_bar, warnings_as_lines
+from densecal.errors import InputError
+from densecal.runtime.pool import cores
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, evaluation JSON files, benchmark folders.")],
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = ...,  # type: ignore[assignment]
+    predictions: Annotated[
+        Path | None, typer.Option(help="Maps of the evaluations, laid out as for evaluate; for the gallery.")
+    ] = None,
+    masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Images in the gallery of each evaluation.")] = 24,
+) -> None:
+    """Make one HTML file from any number of runs and evaluations; it needs no network and is below 5 MB.
+
+    A run shows its training curves, its alpha, and its model on up to 200 of its validation images. An evaluation
+    file has no images in it: the gallery needs the folders it was made from.
+
+    Examples:
+
+    * `densecal report runs/bce runs/aslp --out report.html`
+
+    * `densecal report scores.json --out report.html`
+
+    * `densecal report scores.json --predictions maps/ --masks masks/ --images photos/ --out report.html`
+    """
+    if (predictions is None) != (masks is None) or (images is not None and predictions is None):
+        raise InputError("--predictions, --masks, --images", "some of them", "maps and masks together, or none")
+    from densecal.report.collect import collect
+    from densecal.report.gallery import Folders
+    from densecal.report.page import write_page
+
+    folders = None if predictions is None or masks is None else Folders(predictions, masks, images)
+    with warnings_as_lines(), progress_bar(keep=True) as show:
+        page = collect(paths, folders, examples, cores(), show)
+    size = write_page(page, out)
+    for note in page.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{out}: {size / 1e6:.2f} MB")

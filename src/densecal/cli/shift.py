@@ -1,0 +1,99 @@
+"""`densecal shift`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import check_targets, console, progress_bar
+from densecal.errors import InputError
+
+if TYPE_CHECKING:
+    from densecal.evaluation.model import Calibrator
+    from densecal.evaluation.shift import Shifts
+
+
+@app.command()
+def shift(
+    run: Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, list file, or zip with images/ and masks/.")],
+    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where IMAGES is a folder of images.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for the curves (PNG).")] = None,
+    calibrator: Annotated[
+        Path | None,
+        typer.Option(help="A calibrator's JSON, for a run without its own; the model is shown with and without it."),
+    ] = None,
+    bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Measure how calibration and accuracy fall as images get noisy, blurred, compressed, bright or flat.
+
+    Five kinds of corruption at five severities each, applied to the images at the size the network sees. Figures are
+    at the size of the masks.
+
+    Examples:
+
+    * `densecal shift runs/duts ecssd.zip --json shift.json --figures figures/`
+
+    * `densecal shift runs/duts photos/ masks/ --calibrator temperature.json`
+    """
+    check_targets(json, folder=figures)
+    from densecal.evaluation.model import load_image_set
+    from densecal.evaluation.shift import shift_evaluations
+    from densecal.io.atomic import write_json
+    from densecal.prediction.predictor import load_predictor, own_calibrator_error
+    from densecal.report.shift import shift_table
+
+    predictor = load_predictor(run, device)
+    data = predictor.config.data
+    ignore_index = data.ignore_index if data.classes > 1 else None
+    with progress_bar() as report:
+        image_set = load_image_set(
+            _dataset_name(images), images, masks, size=data.size, classes=data.classes, ignore_index=ignore_index,
+            progress=report,
+        )  # fmt: skip
+    name = run.resolve().name
+    calibrators: dict[str, Calibrator | None] = {name: predictor.calibrator}
+    if calibrator is not None:
+        from densecal import posthoc
+
+        if predictor.calibrator is not None:
+            raise own_calibrator_error(run, predictor.calibrator)
+        fitted = posthoc.load(calibrator).to(predictor.device)
+        if fitted.num_classes != data.classes:
+            raise InputError(
+                calibrator, f"a calibrator of {fitted.num_classes} classes", f"{data.classes}, as {run} has"
+            )
+        calibrators[f"{name} with {calibrator.stem}"] = fitted
+    with progress_bar() as report:
+        shifts = shift_evaluations(
+            predictor.model, image_set, calibrators, device=predictor.device, bins=bins, batch=batch, seed=seed,
+            progress=report,
+        )  # fmt: skip
+    console().print(shift_table(shifts))
+    if json:
+        write_json(json, {"evaluations": [_entry(name, by_kind) for name, by_kind in shifts.items()]})
+    if figures:
+        from densecal.report.figures import save
+        from densecal.report.shift import shift_figure
+
+        save(shift_figure(shifts), figures / "shift.png")
+
+
+def _dataset_name(images: Path) -> str:
+    """The folder's or file's name, or that of the folder it is in where it only says that it holds images."""
+    place = images.resolve()
+    return place.parent.name if place.name.lower() in ("images", "imgs", "image") else place.stem
+
+
+def _entry(name: str, by_kind: Shifts) -> dict[str, object]:
+    """One method as JSON: what all kinds have in common is written once."""
+    clean = next(iter(by_kind.values()))[0]
+    shifted = {kind: {s: record.to_json() for s, record in records.items() if s} for kind, records in by_kind.items()}
+    return {"name": name, "dataset": clean.dataset, "clean": clean.to_json(), "shift": shifted}

@@ -1,0 +1,187 @@
+"""Evaluating folders: prediction maps and masks in, one record with every figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.evaluation.record import PairedDifference, Record, SkippedFile
+from densecal.evaluation.totals import Total
+from densecal.evaluation.worker import Settings, score_pairs
+from densecal.io.pairs import Pair, dataset_name, find_pairs
+from densecal.metrics.bootstrap import paired_intervals
+from densecal.runtime.pool import map_in_processes
+from densecal.runtime.progress import Progress, silent
+from densecal.runtime.sharding import ALONE, Processes
+
+CHUNK = 32
+"""Pairs that are scored together."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A record and what comparing it with another takes.
+
+    Attributes:
+        record: Every figure.
+        stems: Names of the scored images in the order of ``rows``.
+        rows: Sums per image, for paired intervals.
+    """
+
+    record: Record
+    stems: list[str]
+    rows: NDArray[np.float64]
+
+
+def evaluate(
+    predictions: str | Path,
+    masks: str | Path,
+    *,
+    name: str | None = None,
+    dataset: str | None = None,
+    settings: Settings | None = None,
+    workers: int = 1,
+    skip_bad: bool = False,
+    progress: Progress = silent,
+) -> Evaluation:
+    """Score a folder of prediction maps against a folder of masks.
+
+    Args:
+        predictions: Folder of maps: 8- or 16-bit PNG, TIFF, WebP, JPEG, or ``.npy``/``.npz``.
+        masks: Folder of masks with the same stems.
+        name: What to call the method; the folder's name unless given.
+        dataset: What to call the data; the mask folder's name unless given.
+        settings: Bins, metrics and classes.
+        workers: Processes to use.
+        skip_bad: Leave out files that cannot be read, and list them, instead of stopping.
+        progress: Told how many pairs are scored.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        InputError: A file is missing, unreadable or not what it should be.
+    """
+    evaluation = evaluate_shared(
+        Path(predictions), Path(masks), name=name, dataset=dataset, settings=settings, workers=workers,
+        skip_bad=skip_bad, progress=progress,
+    )  # fmt: skip
+    assert evaluation is not None
+    return evaluation
+
+
+def evaluate_shared(
+    predictions: Path,
+    masks: Path,
+    *,
+    name: str | None = None,
+    dataset: str | None = None,
+    settings: Settings | None = None,
+    workers: int = 1,
+    skip_bad: bool = False,
+    progress: Progress = silent,
+    processes: Processes = ALONE,
+) -> Evaluation | None:
+    """Do what `evaluate` does in several processes, all of which make this call.
+
+    Args:
+        predictions: As for `evaluate`, and so are the others.
+        masks: Folder of masks.
+        name: Name of the method.
+        dataset: Name of the data.
+        settings: Bins, metrics and classes.
+        workers: Worker processes of this process.
+        skip_bad: Leave out files that cannot be read.
+        progress: Told how many pairs of this process's share are scored.
+        processes: Those that share the work.
+
+    Returns:
+        The evaluation on the first process, the same to the bit however many there are; ``None`` on the others.
+    """
+    pairs, unpaired = find_pairs(predictions, masks, skip_bad)
+    total, unreadable = score_all(pairs, settings or Settings(), workers, skip_bad, progress, processes)
+    if not processes.first:
+        return None
+    if not total.stems:
+        raise InputError(predictions, "no map that could be scored", "at least one readable pair")
+    if not total.meter.sketch.image_rows()[:, 0].any():
+        raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
+    skipped = map(skipped_file, [*unpaired, *unreadable])
+    record = total.record(name or predictions.resolve().name, dataset or dataset_name(masks), skipped)
+    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+
+
+def score_all(
+    pairs: list[Pair],
+    settings: Settings,
+    workers: int,
+    skip_bad: bool,
+    progress: Progress,
+    processes: Processes = ALONE,
+) -> tuple[Total, list[InputError]]:
+    """Score the pairs and add everything up.
+
+    Returns:
+        The sums, and why pairs were skipped (empty unless ``skip_bad``): of all processes on the first, of its own
+        share on another.
+    """
+    try:
+        outcome: tuple[Total, list[InputError]] | InputError = _score_share(
+            processes.share(_chunks(pairs)), settings, workers, skip_bad, progress
+        )
+    except InputError as error:  # the others wait for this one's sums
+        outcome = error
+    total = Total(settings)
+    skipped: list[InputError] = []
+    for part in processes.gather(outcome) or [outcome]:
+        if isinstance(part, InputError):
+            raise part
+        total.merge(part[0])
+        skipped += part[1]
+    return total, skipped
+
+
+def skipped_file(error: InputError) -> SkippedFile:
+    """Return how a record names a file that was left out."""
+    return SkippedFile(error.where, f"{error.found}; expected {error.expected}")
+
+
+def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:
+    """Compare every two methods on the same images of a data set: differences of their figures, with intervals."""
+    differences = []
+    for a, b in combinations(evaluations, 2):
+        if a.record.dataset != b.record.dataset or a.stems != b.stems or a.rows.shape != b.rows.shape:
+            continue
+        ci = paired_intervals(a.rows, b.rows)
+        difference = {name: a.record.calibration[name] - b.record.calibration[name] for name in ci}
+        differences.append(PairedDifference(a.record.dataset, a.record.name, b.record.name, difference, ci))
+    return differences
+
+
+def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
+    """Cut the pairs alike however many processes share the work."""
+    return [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+
+
+def _score_share(
+    chunks: Sequence[list[Pair]], settings: Settings, workers: int, skip_bad: bool, progress: Progress
+) -> tuple[Total, list[InputError]]:
+    total, done = Total(settings), 0
+    skipped: list[InputError] = []
+    pairs = sum(len(chunk) for chunk in chunks)
+    calls = ((chunk, settings, total.folded) for chunk in chunks)
+    parts = map_in_processes(score_pairs, calls, min(workers, len(chunks)), preload=["densecal.evaluation.worker"])
+    for part in parts:
+        if part.bad and not skip_bad:
+            raise part.bad[0]
+        skipped += part.bad
+        total.add(part)
+        done += len(part.stems) + len(part.bad)
+        progress("Scoring", done, pairs)
+    return total, skipped

@@ -1,0 +1,342 @@
+"""Evaluating a model on a data set: one pass over the images gives every figure, with and without calibrators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from densecal.data import open_source
+from densecal.data.decoding import Reading, decode_all
+from densecal.errors import InputError
+from densecal.evaluation.folders import Evaluation
+from densecal.evaluation.record import VALIDATION, Entropy
+from densecal.evaluation.totals import Total
+from densecal.evaluation.worker import Settings
+from densecal.metrics.fine_bins import histograms
+from densecal.metrics.segmentation import SegmentationMeter
+from densecal.runtime.prefetch import prefetched
+from densecal.runtime.progress import Progress, retitled, silent
+from densecal.training.config import DataConfig
+from densecal.training.samples import SceneSource, open_parts
+
+ENTROPY_BINS = 100
+SCORED_AT_ONCE = 256
+"""Images whose counts of levels become scores together."""
+MAX_VALUES = 1 << 27
+"""Logits at the size of the masks come in smaller groups where they are more than so many numbers."""
+
+Array = NDArray[Any]
+Logits = Callable[[Tensor], Tensor]
+"""Images (B, 3, S, S) in [0, 1] to logits (B, C, S, S)."""
+Calibrator = Callable[[Tensor, Tensor], Tensor]
+"""Logits and images of one size to probabilities."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set in memory: images at the size the network sees, masks at their own.
+
+    Attributes:
+        name: What to call it.
+        names: One a sample.
+        images: uint8 (N, S, S, 3).
+        masks: uint8 (H, W) each: 0 and 1, or class labels.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: Label of void pixels, for K classes.
+    """
+
+    name: str
+    names: list[str]
+    images: NDArray[np.uint8]
+    masks: list[NDArray[np.uint8]]
+    classes: int = 1
+    ignore_index: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def load_image_set(
+    name: str,
+    images: str | Path | Sequence[str | Path],
+    masks: str | Path | None = None,
+    *,
+    size: int,
+    classes: int = 1,
+    ignore_index: int | None = None,
+    without_foreground: bool = False,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> ImageSet:
+    """Read a data set into memory, decoding in several processes.
+
+    Args:
+        name: What to call it.
+        images: Folder, list file, zip or zips.
+        masks: Folder of masks, where ``images`` is a folder.
+        size: Side of the images that the network sees.
+        classes: 1 for foreground masks, else the number of classes.
+        ignore_index: Label of void pixels, for K classes.
+        without_foreground: The images show nothing to find; no mask is read and every pixel is background.
+        workers: Processes; all cores unless given.
+        progress: Told how many images are read.
+    """
+    source = open_source(images, masks)
+    if not (without_foreground or source.has_masks):
+        raise InputError(str(images), "images without masks", "masks, or a set that is out of distribution")
+    reading = Reading(source, source.names, size, classes, ignore_index, without_foreground)
+    return _read_image_set(name, reading, workers, progress)
+
+
+def load_validation_set(data: DataConfig, progress: Progress = silent) -> ImageSet:
+    """Read the validation images of a run into memory, at the size its network sees; masks keep their own."""
+    part = open_parts(data)[1]
+    ignore_index = data.ignore_index if data.classes > 1 else None
+    reading = Reading(part.source, part.names, data.size, data.classes, ignore_index, False)
+    workers = 1 if isinstance(part.source, SceneSource) else data.workers
+    return _read_image_set(VALIDATION, reading, workers, progress)
+
+
+def _read_image_set(name: str, reading: Reading, workers: int | None, progress: Progress) -> ImageSet:
+    pixels, masks = zip(*decode_all(reading, workers, retitled(progress, f"Reading {name}")), strict=True)
+    names, classes, ignore_index = list(reading.names), reading.classes, reading.ignore_index
+    return ImageSet(name, names, np.stack(pixels), list(masks), classes, ignore_index)
+
+
+def evaluate_model(
+    logits: Logits,
+    data: ImageSet,
+    calibrators: Mapping[str, Calibrator | None] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    bins: int = 10,
+    batch: int = 64,
+    progress: Progress = silent,
+) -> dict[str, Evaluation]:
+    """Score a model on a data set, at the size of each mask.
+
+    Logits are resized bilinearly to the mask and then calibrated. F, E and MAE are those of the map rounded to 8 bits.
+
+    Args:
+        logits: The model.
+        data: The data set.
+        calibrators: By the name of the evaluation; ``None`` is the model as it is. That alone, under the name
+            ``model``, unless given.
+        device: Where the model is.
+        bins: Bins of the calibration errors.
+        batch: Images at a time.
+        progress: Told how many images are done.
+
+    Returns:
+        One evaluation a calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
+        maximum, with a histogram over the valid pixels and their mean in every image, NaN where it has none.
+    """
+    return evaluate_model_by_bins(logits, data, calibrators, (bins,), device=device, batch=batch, progress=progress)[0]
+
+
+def evaluate_model_by_bins(
+    logits: Logits,
+    data: ImageSet,
+    calibrators: Mapping[str, Calibrator | None] | None,
+    bins: Sequence[int],
+    *,
+    device: torch.device | str = "cpu",
+    batch: int = 64,
+    progress: Progress = silent,
+) -> list[dict[str, Evaluation]]:
+    """What ``evaluate_model`` returns for each of several numbers of bins, in one pass over the images."""
+    calibrators = calibrators or {"model": None}
+    scores = [
+        {name: _Scores(Settings(count, False, data.classes, data.ignore_index)) for name in calibrators}
+        for count in bins
+    ]
+    done = 0
+    for samples, images, z, y in model_outputs(logits, data, device, batch):
+        names = [data.names[i] for i in samples]
+        for name, calibrate in calibrators.items():
+            p = _probabilities(z, images, calibrate)
+            for by_name in scores:
+                by_name[name].add(names, p, y)
+        done += len(samples)
+        progress(f"Evaluating on {data.name}", done, len(data))
+    return [{name: score.evaluation(name, data.name) for name, score in by_name.items()} for by_name in scores]
+
+
+@torch.inference_mode()
+def _probabilities(z: Tensor, images: Tensor, calibrate: Calibrator | None) -> Tensor:
+    if calibrate is not None:
+        return calibrate(z, resized(images, z.shape[2:])).double()
+    return z.double().sigmoid() if z.shape[1] == 1 else z.double().softmax(dim=1)
+
+
+@torch.inference_mode()
+def model_outputs(
+    logits: Logits, data: ImageSet, device: torch.device | str = "cpu", batch: int = 64
+) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
+    """What a model says, in groups of one size.
+
+    Yields:
+        Samples, images (B, 3, S, S) as the network sees them, and at the size of the masks logits (B, C, H, W) and
+        masks (B, H, W) int64.
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
+        device = torch.device("cuda", torch.cuda.current_device())
+    copying = _copying_stream(device) if device.type == "cuda" else None
+    before = None
+    for images, parts in prefetched(_batches(data, device, batch, copying)):
+        if copying is not None:
+            before = _take_over([images, *(y for _, y in parts)], copying, before)
+        images = images.permute(0, 3, 1, 2).float() / 255
+        z = logits(images).float()
+        start = 0
+        for samples, y in parts:
+            part = slice(start, start + len(samples))
+            start = part.stop
+            yield samples, images[part], resized(z[part], y.shape[1:]), y.long()
+
+
+def _batches(
+    data: ImageSet, device: torch.device, batch: int, copying: torch.cuda.Stream | None
+) -> Iterator[tuple[Tensor, list[tuple[list[int], Tensor]]]]:
+    """Batches on the device: images, and the masks of those of one size together with their samples.
+
+    On CUDA they are still on their way, on the stream ``copying``.
+    """
+    shapes = [mask.shape for mask in data.masks]
+    # the network sees full batches, whatever the sizes of the masks
+    order = sorted(range(len(data)), key=lambda i: shapes[i])
+    for first in range(0, len(order), batch):
+        group = order[first : first + batch]
+        parts = []
+        for shape, same in groupby(group, key=lambda i: shapes[i]):
+            together = list(same)
+            fitting = max(1, MAX_VALUES // (data.classes * shape[0] * shape[1]))
+            for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
+                parts.append((samples, _sent([data.masks[i] for i in samples], device, copying)))
+        yield _sent([data.images[i] for i in group], device, copying), parts
+
+
+def _sent(arrays: list[NDArray[np.uint8]], device: torch.device, copying: torch.cuda.Stream | None) -> Tensor:
+    """Arrays of one shape, stacked on the device; to CUDA they go beside the kernels of the model."""
+    if copying is None:
+        return torch.from_numpy(np.stack(arrays)).to(device)
+    # from pageable memory the copy would wait for the kernels, and they for the copy
+    dtype = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
+    pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=dtype, pin_memory=True)
+    np.stack(arrays, out=pinned.numpy())
+    with torch.cuda.device(device), torch.cuda.stream(copying):  # a thread begins on the first device
+        return pinned.to(device, non_blocking=True)
+
+
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all evaluations, because every stream keeps the memory that was freed on it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _take_over(tensors: list[Tensor], copying: torch.cuda.Stream, before: torch.cuda.Event | None) -> torch.cuda.Event:
+    """Let the current stream wait for what another one copies, and the memory wait for the current stream.
+
+    Args:
+        tensors: What is copied.
+        copying: The other stream.
+        before: What this returned for the batch before, which the device must have reached: a host that ran ahead
+            further would fill the device with batches.
+
+    Returns:
+        The start of the work on this batch.
+    """
+    if before is not None:
+        before.synchronize()
+    current = torch.cuda.current_stream(copying.device)
+    current.wait_stream(copying)
+    for tensor in tensors:
+        tensor.record_stream(current)
+    start: torch.cuda.Event = current.record_event()
+    return start
+
+
+class _Scores:
+    """The sums of one calibrator's evaluation."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.total = Total(settings)
+        self.binary = settings.binary
+        # counts stay on the device until the end
+        self.entropies: list[Tensor] = []
+        self.histogram: Tensor | int = 0
+        self.levels: list[Tensor] = []
+        self.confusion: Tensor | int = 0
+
+    @torch.inference_mode()
+    def add(self, names: list[str], p: Tensor, y: Tensor) -> None:
+        self.total.stems += names
+        self.total.meter.update(p, y)
+        self._add_entropy(p, y)
+        if self.binary:
+            self.levels.append(_level_counts(p[:, 0], y))
+        else:
+            self.confusion = self.confusion + _confusion(p.argmax(dim=1), y, p.shape[1], self.total.meter.ignore_index)
+
+    def _add_entropy(self, p: Tensor, y: Tensor) -> None:
+        classes = torch.cat([1 - p, p], dim=1) if self.binary else p
+        h = torch.special.entr(classes).sum(dim=1) / np.log(classes.shape[1])
+        cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1)
+        void = self.total.meter.ignore_index
+        if void is not None:  # void pixels go to a bin that is cut off
+            valid = y != void
+            h, cell = h.masked_fill(~valid, torch.nan), cell.masked_fill(~valid, ENTROPY_BINS)
+        counts = histograms(cell.flatten(1), ENTROPY_BINS + 1).sum(0)
+        self.histogram = self.histogram + counts[:ENTROPY_BINS]
+        self.entropies.append(h.flatten(1).nanmean(dim=1))
+
+    def _add_segmentation(self) -> None:
+        if self.binary:
+            scores = SegmentationMeter(full=False)
+            counts = torch.cat(self.levels).cpu().numpy()
+            for first in range(0, len(counts), SCORED_AT_ONCE):
+                scores.update_levels(counts[first : first + SCORED_AT_ONCE])
+            self.total.segmentation.add(scores.state_dict())
+        else:
+            assert isinstance(self.confusion, Tensor)
+            self.total.segmentation.add({"matrix": self.confusion.cpu().numpy()})
+
+    def evaluation(self, name: str, dataset: str) -> Evaluation:
+        if not self.total.stems:
+            raise InputError(dataset, "no image", "at least one")
+        self._add_segmentation()
+        assert isinstance(self.histogram, Tensor)
+        entropy = Entropy(tuple(self.histogram.tolist()), tuple(torch.cat(self.entropies).tolist()))
+        record = replace(self.total.record(name, dataset), entropy=entropy)
+        return Evaluation(record, self.total.stems, self.total.meter.sketch.image_rows())
+
+
+def _level_counts(p: Tensor, y: Tensor) -> Tensor:
+    """Pixels by image, mask and 8-bit level (B, 2, 256)."""
+    levels = (p * 255).round().long()
+    return histograms((y * 256 + levels).flatten(1), 512).view(-1, 2, 256)
+
+
+def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
+    """Pixels by true and predicted class (K, K)."""
+    key = y * classes + predicted
+    if ignore_index is not None:  # void pixels go behind the last key, and are cut off
+        key = key.masked_fill(y == ignore_index, classes * classes)
+    counts: Tensor = torch.bincount(key.flatten(), minlength=classes * classes + 1)[: classes * classes]
+    return counts.view(classes, classes)
+
+
+def resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Maps (B, C, H, W) at another size, bilinearly."""
+    return maps if maps.shape[2:] == size else interpolate(maps, size=size, mode="bilinear", align_corners=False)

@@ -1,0 +1,106 @@
+"""Evaluating out of distribution: maps of images that show nothing to find, beside the maps of those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from densecal.errors import InputError
+from densecal.evaluation.folders import Evaluation, score_all, skipped_file
+from densecal.evaluation.record import OutOfDistribution, Record, TwoHistograms
+from densecal.evaluation.worker import Settings
+from densecal.io.map_files import MAP_SUFFIXES
+from densecal.io.pairs import check_folder, find_maps
+from densecal.io.urls import entries, is_folder
+from densecal.metrics.entropy import known
+from densecal.metrics.ood import separation
+from densecal.runtime.progress import Progress, silent
+from densecal.runtime.sharding import ALONE, Processes
+
+
+def evaluate_ood(
+    predictions: Path,
+    *,
+    name: str | None = None,
+    dataset: str | None = None,
+    settings: Settings | None = None,
+    workers: int = 1,
+    skip_bad: bool = False,
+    progress: Progress = silent,
+    processes: Processes = ALONE,
+) -> Evaluation | None:
+    """Score a folder of maps of images without foreground: every pixel is background.
+
+    Segmentation scores say nothing about an empty mask, so the record has none, and no curves. It has ``entropy``, as
+    a share of its maximum: a histogram over pixels and the mean of every image.
+
+    Args:
+        predictions: Folder of foreground maps.
+        name: What to call the method; the folder's name unless given.
+        dataset: What to call the data; the folder's name unless given.
+        settings: Bins and the largest image; maps of K classes have no background to be right about.
+        workers: Processes to use.
+        skip_bad: Leave out what cannot be read, and list it, instead of stopping.
+        progress: Told how many maps are scored.
+        processes: Those that share the work, as for ``evaluate_shared``.
+    """
+    settings = settings or Settings()
+    if not settings.binary:
+        raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images that show nothing")
+    plain = replace(settings, full=False, ignore_index=None, entropy=True)
+    total, skipped = score_all(find_maps(predictions), plain, workers, skip_bad, progress, processes)
+    if not processes.first:
+        return None
+    if not total.stems:
+        raise InputError(predictions, "no map that could be scored", "at least one readable map")
+    folder = predictions.resolve().name
+    record = total.record(name or folder, dataset or folder, map(skipped_file, skipped))
+    record = replace(record, segmentation={}, curves=None)
+    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+
+
+def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[str, Path]]:
+    """The folders of maps, by data set and method.
+
+    Args:
+        folders: One a data set, named after it; holds the maps where there is one method, else METHOD/ folders of them.
+        methods: The methods that are evaluated.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        check_folder(folder, "a folder of prediction maps")
+        dataset = folder.resolve().name
+        if dataset in found:
+            raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")
+        if len(methods) == 1 and any(path.suffix.lower() in MAP_SUFFIXES for path, _ in entries(folder)):
+            found[dataset] = {methods[0]: folder}
+            continue
+        found[dataset] = {method: folder / method for method in methods}
+        for method, maps in found[dataset].items():
+            if not is_folder(maps):
+                raise InputError(maps, "no such folder", f"the maps of {method}")
+    return found
+
+
+def compare_ood(record: Record, outside: Record) -> OutOfDistribution:
+    """Compare the records of one method in and out of distribution.
+
+    Args:
+        record: In distribution; has ``entropy``, as records of models and of ``Settings(entropy=True)`` do.
+        outside: Out of distribution; the same.
+
+    Returns:
+        How well the mean entropy of an image tells the sets apart, those out of distribution being the positives; and
+        histograms of both.
+    """
+    assert record.entropy is not None
+    assert outside.entropy is not None
+    scores = separation(known(record.entropy.images), known(outside.entropy.images))
+    return OutOfDistribution(
+        outside.dataset,
+        **asdict(scores),
+        entropy=TwoHistograms(record.entropy.histogram, outside.entropy.histogram),
+        confidence=TwoHistograms(record.reliability.histogram.count, outside.reliability.histogram.count),
+        record=outside,
+    )

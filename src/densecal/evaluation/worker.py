@@ -1,0 +1,273 @@
+"""What a worker of an evaluation does: read a few pairs of map and mask, score them, give back sums.
+
+8- and 16-bit maps are scored from their level counts with numpy alone; torch is loaded only for float maps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.io import MAX_PIXELS
+from densecal.io.masks import VOID
+from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
+from densecal.io.row_chunks import row_chunks
+from densecal.metrics.entropy import EntropySums
+from densecal.metrics.levels import ZONES, boundary_zones, level_rows
+from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from densecal.metrics.calibration import CalibrationMeter
+
+FEW_LEVELS = 32
+_TOP_SHARE = 0.1
+"""Below this share of foreground pixels at the highest level, a map that spans the whole range looks stretched."""
+_SAMPLE = 4096
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to score; the same for every pair."""
+
+    bins: int = 10
+    full: bool = True
+    classes: int | None = None
+    ignore_index: int | None = None
+    max_pixels: int = MAX_PIXELS
+    entropy: bool = False
+    """Also measure the entropy of foreground maps."""
+
+    @property
+    def binary(self) -> bool:
+        """One foreground probability a pixel."""
+        return self.classes in (None, 1)
+
+    def calibration_meter(self) -> CalibrationMeter:
+        """An empty meter with these settings."""
+        from densecal.metrics.calibration import CalibrationMeter
+
+        void = self.ignore_index
+        if self.binary and void is not None:
+            void = VOID  # in the meter's labels, whatever value the masks have for it
+        return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
+
+
+@dataclass
+class Findings:
+    """How many maps or masks look wrong in which way."""
+
+    maps: int = 0
+    stretched: int = 0
+    both_classes: int = 0
+    inverted: int = 0
+    few_levels: int = 0
+    foreground: int = 0
+    """Maps whose mask holds foreground."""
+    grey_masks: int = 0
+    resized: int = 0
+
+    def add(self, other: Findings) -> None:
+        """Sum with the findings of other pairs."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Part:
+    """Sums over some pairs, small enough to be sent between processes."""
+
+    stems: list[str] = field(default_factory=list)
+    bad: list[InputError] = field(default_factory=list)
+    """Why pairs could not be scored."""
+    findings: Findings = field(default_factory=Findings)
+    rows: list[Array] = field(default_factory=list)
+    """Per-image rows of the integer maps."""
+    levels: dict[int, Array] = field(default_factory=dict)
+    """Level counts (Z, 2, L) of the integer maps, by L."""
+    floats: dict[str, Any] | None = None
+    """State of a calibration meter that saw the float maps."""
+    is_float: list[bool] = field(default_factory=list)
+    segmentation: dict[str, Any] = field(default_factory=dict)
+    entropy: EntropySums = field(default_factory=EntropySums)
+
+
+def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
+    """Read and score some pairs.
+
+    Args:
+        pairs: What to score.
+        settings: How.
+        fold: Summarise float maps in fine bins at once, because the whole set is past the exact limit already.
+
+    Returns:
+        Sums; pairs that could not be read are listed in ``bad``.
+    """
+    part = Part()
+    scorer = _BinaryScorer(settings, part) if settings.binary else _ClassScorer(settings, part)
+    for pair in pairs:
+        try:
+            scorer.score(pair)
+        except InputError as error:
+            part.bad.append(error)
+        else:
+            part.stems.append(pair.stem)
+    scorer.finish(fold)
+    return part
+
+
+class _BinaryScorer:
+    """Foreground maps: level counts for integers, the calibration meter for floats."""
+
+    def __init__(self, settings: Settings, part: Part) -> None:
+        self.settings, self.part = settings, part
+        self.segmentation = SegmentationMeter(full=settings.full and settings.ignore_index is None)
+        self.meter: CalibrationMeter | None = None
+        self.byte_counts: list[Array] = []
+        self.byte_positions: list[int] = []
+
+    def score(self, pair: Pair) -> None:
+        read = read_foreground_pair(pair, self.settings.ignore_index, self.settings.max_pixels)
+        prediction, mask, void, middle = read.prediction, read.mask.foreground, read.mask.void, read.mask.middle
+        self.part.findings.resized += read.resized
+        self.part.findings.grey_masks += read.mask.grey
+        is_float = np.issubdtype(prediction.dtype, np.floating)
+        if is_float:
+            self._score_floats(prediction, mask, void)
+        zones = boundary_zones(mask, None if void is None else ~void) if self.settings.full else None
+        if void is not None:
+            prediction, mask = prediction[~void], mask[~void]
+            zones = None if zones is None else zones[~void]
+            middle = None if middle is None else middle[~void]
+        # PySODMetrics cuts masks at > 128
+        reference = mask if middle is None else mask & ~middle
+        if prediction.dtype == np.uint8:
+            counts = self._score_bytes(prediction, mask, zones)
+            self.segmentation.update(prediction, reference, counts if middle is None else None)
+        else:
+            self.segmentation.update(prediction, reference)
+            if is_float:
+                _look_at_floats(self.part.findings, prediction, mask)
+                if self.settings.entropy:
+                    self.part.entropy.add_map(prediction)
+            else:
+                self._score_words(prediction, mask, zones)
+        self.part.is_float.append(is_float)
+
+    def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
+        """Keep the counts (2, 256) of 8-bit maps; ``finish`` makes the rows of them all at once."""
+        counts: Array = self._count(prediction, mask, zones).sum(axis=0)
+        self.byte_counts.append(counts)
+        self.byte_positions.append(len(self.part.rows))
+        self.part.rows.append(np.empty(0))
+        return counts
+
+    def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> None:
+        counts = self._count(prediction, mask, zones).sum(axis=0)
+        self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
+        _look_at_levels(self.part.findings, counts[None])
+
+    def _count(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
+        counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
+        old = self.part.levels.get(counts.shape[2])
+        self.part.levels[counts.shape[2]] = counts if old is None else old + counts
+        if self.settings.entropy:
+            self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
+        return counts
+
+    def _score_floats(self, prediction: Array, mask: Array, void: Array | None) -> None:
+        import torch
+
+        if self.meter is None:
+            self.meter = self.settings.calibration_meter()
+        labels = mask.astype(np.uint8)
+        if void is not None:
+            labels[void] = VOID
+        self.meter.update(_tensor(prediction)[None], torch.from_numpy(labels)[None])
+
+    def finish(self, fold: bool) -> None:
+        if self.byte_counts:
+            counts = np.stack(self.byte_counts)
+            for position, row in zip(self.byte_positions, level_rows(counts, self.settings.bins), strict=True):
+                self.part.rows[position] = row
+            _look_at_levels(self.part.findings, counts)
+        self.part.floats = _meter_state(self.meter, fold)
+        self.part.segmentation = self.segmentation.state_dict()
+
+
+class _ClassScorer:
+    """Softmax maps of K classes."""
+
+    def __init__(self, settings: Settings, part: Part) -> None:
+        assert settings.classes is not None
+        self.settings, self.part = settings, part
+        self.void = VOID if settings.ignore_index is None else settings.ignore_index
+        self.confusion = ConfusionMeter(settings.classes)
+        self.meter = settings.calibration_meter()
+
+    def score(self, pair: Pair) -> None:
+        settings = self.settings
+        assert settings.classes is not None
+        prediction, labels, resized = read_class_pair(pair, settings.classes, self.void, settings.max_pixels)
+        self.meter.update(_tensor(prediction)[None], _tensor(labels)[None])
+        for rows in row_chunks(labels.shape):
+            self.confusion.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
+        self.part.is_float.append(True)
+        self.part.findings.resized += resized
+        self.part.findings.maps += 1
+
+    def finish(self, fold: bool) -> None:
+        self.part.floats = _meter_state(self.meter, fold)
+        self.part.segmentation = self.confusion.state_dict()
+
+
+def _tensor(array: Array) -> Tensor:
+    """The array itself, where it may be written to, for torch knows no other."""
+    import torch
+
+    return torch.from_numpy(np.require(array, requirements="W"))
+
+
+def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:
+    if meter is None or not meter.sketch.rows:
+        return None
+    if fold:
+        meter.sketch.fold()
+    return meter.state_dict()
+
+
+def _look_at_levels(findings: Findings, counts: Array) -> None:
+    """Note the ways in which integer maps, given by their level counts (B, 2, L), look unlike probabilities."""
+    pixels = counts.sum(axis=1)
+    top = pixels.shape[1] - 1
+    spans = (pixels[:, 0] > 0) & (pixels[:, top] > 0)
+    few_at_top = pixels[:, top] < _TOP_SHARE * pixels[:, top // 2 + 1 :].sum(axis=1)
+    total = counts.sum(axis=2)
+    both = (total > 0).all(axis=1)
+    findings.foreground += int((total[:, 1] > 0).sum())
+    outside, inside = ((counts @ np.arange(top + 1)) / np.maximum(total, 1)).T
+    findings.maps += len(counts)
+    findings.few_levels += int(((pixels > 0).sum(axis=1) < FEW_LEVELS).sum())
+    findings.stretched += int((spans & few_at_top).sum())
+    findings.both_classes += int(both.sum())
+    findings.inverted += int((both & (inside < outside)).sum())
+
+
+def _look_at_floats(findings: Findings, prediction: Array, mask: Array) -> None:
+    """The same for a float map: its levels are seen as bytes, its extremes and distinct values as they are."""
+    if prediction.size == 0:
+        return
+    as_bytes = Findings()
+    counts = sum(count_levels(np.rint(prediction[r] * 255).astype(np.uint8), mask[r]) for r in row_chunks(mask.shape))
+    _look_at_levels(as_bytes, np.asarray(counts))
+    as_bytes.stretched *= bool(prediction.min() == 0 and prediction.max() == 1)
+    sample = prediction.reshape(-1)[:: max(1, prediction.size // _SAMPLE)]
+    as_bytes.few_levels = int(len(np.unique(sample)) < FEW_LEVELS and len(np.unique(prediction)) < FEW_LEVELS)
+    findings.add(as_bytes)

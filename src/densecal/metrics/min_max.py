@@ -1,0 +1,36 @@
+"""A map stretched to [0, 1], as PySODMetrics stretches every map before it scores it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.io.row_chunks import row_chunks
+
+LEVELS = {np.dtype(np.uint8): 256, np.dtype(np.uint16): 65536}
+
+Floats = NDArray[np.float64]
+
+
+def stretched_map(prediction: NDArray[Any]) -> Floats:
+    """The map as float64, stretched to [0, 1] unless constant."""
+    levels = LEVELS.get(prediction.dtype)
+    if levels is None:
+        values: Floats = np.array(prediction, dtype=np.float64, order="C")
+        return _stretch(values, values.min(), values.max())
+    table = np.arange(levels) / (levels - 1)
+    table = _stretch(table, table[prediction.min()], table[prediction.max()])
+    stretched = np.empty(prediction.shape)
+    for rows in row_chunks(prediction.shape):
+        table.take(prediction[rows], out=stretched[rows], mode="clip")
+    return stretched
+
+
+def _stretch(values: Floats, low: float, high: float) -> Floats:
+    """Stretch in place."""
+    if low != high:
+        values -= low
+        values /= high - low
+    return values

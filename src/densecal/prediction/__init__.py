@@ -1,0 +1,1 @@
+"""A trained model and images in, probability maps out."""

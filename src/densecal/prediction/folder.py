@@ -1,0 +1,111 @@
+"""Predicting a folder: a trained model and images in, a folder of probability maps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.data import Source, open_source
+from densecal.errors import InputError
+from densecal.io import MAX_PIXELS
+from densecal.io.map_files import FORMATS, write_map
+from densecal.metrics.entropy import normalised_entropy
+from densecal.prediction.predictor import Chunks, Predictor, grouped
+from densecal.prediction.tiles import Tiling
+from densecal.runtime.prefetch import prefetched
+from densecal.runtime.progress import Progress, silent
+from densecal.runtime.sharding import ALONE, Processes
+
+Array = NDArray[Any]
+
+
+def predict(
+    predictor: Predictor,
+    images: Path,
+    out: Path,
+    *,
+    format: str | None = None,
+    uncertainty: bool = False,
+    batch: int = 8,
+    tiling: Tiling | None = None,
+    max_pixels: int = MAX_PIXELS,
+    progress: Progress = silent,
+    processes: Processes = ALONE,
+) -> int:
+    """Write the probability map of every image of a folder; no map is ever stretched to its own range.
+
+    Args:
+        predictor: The model.
+        images: Folder of images, one image, a zip with ``images/``, or a list file.
+        out: Folder for the maps, one a stem.
+        format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
+        uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
+            ``confidence/`` and ``entropy/``.
+        batch: Images at a time; of tiles, as many as have their pixels.
+        tiling: Cut images into tiles at their own resolution; else they are resized to the size of training.
+        max_pixels: Refuse larger images.
+        progress: Told how many maps are written.
+        processes: Those that share the work, batch by batch; all of them make this call.
+
+    Returns:
+        Number of maps written by all processes, on the first of them.
+    """
+    several = predictor.config.data.classes > 1
+    format = format or ("npy" if several else "png16")
+    if format not in FORMATS or (several and format != "npy"):
+        raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
+    source = open_source(images)
+    try:
+        own = processes.share(_batches(source.names, batch))
+        maps = predictor.chunks if tiling is None else partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
+        write = partial(write_map, format=format, planes=_uncertainty if uncertainty else None)
+        outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
+    except InputError as error:  # the others wait for this one's count
+        outcome = error
+    done = 0
+    for count in processes.gather(outcome) or [outcome]:
+        if isinstance(count, InputError):
+            raise count
+        done += count
+    return done
+
+
+def _predict_share(
+    maps: Callable[[list[Array]], Iterator[Chunks]],
+    images: Iterator[list[tuple[str, Array]]],
+    out: Path,
+    write: Callable[[Path, Chunks, tuple[int, ...]], None],
+    batches: Sequence[list[str]],
+    progress: Progress,
+) -> int:
+    """Write the maps of some batches of names; returns their number."""
+    total = sum(len(names) for names in batches)
+    done = 0
+    for group in prefetched(images, depth=1):
+        for (name, image), chunks in zip(group, maps([image for _, image in group]), strict=True):
+            write(out / name, chunks, image.shape[:2])
+        done += len(group)
+        progress("Predicting", done, total)
+    return done
+
+
+def _batches(names: list[str], batch: int) -> list[list[str]]:
+    return [names[first : first + batch] for first in range(0, len(names), batch)]
+
+
+def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[list[tuple[str, Array]]]:
+    """Names and images by batches, and a few at a time where a batch of them is large."""
+    for names in batches:
+        named = ((name, source.image(name, max_pixels)) for name in names)
+        yield from grouped(named, lambda one: one[1].size // 3, len(names))
+
+
+def _uncertainty(p: NDArray[np.float64]) -> Mapping[str, Array]:
+    """Confidence of the winning class and entropy as a share of its maximum, of probabilities (classes, rows, W)."""
+    classes = np.concatenate([1.0 - p, p]) if len(p) == 1 else p
+    return {"confidence": classes.max(axis=0), "entropy": normalised_entropy(classes, axis=0)}

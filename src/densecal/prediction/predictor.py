@@ -1,0 +1,229 @@
+"""Predicting: a trained model and a folder of images in, a folder of probability maps out."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from densecal import posthoc
+from densecal.errors import InputError
+from densecal.kernels.folding import Model, folded
+from densecal.kernels.graphs import replay_inference
+from densecal.models import build
+from densecal.models.criterion import is_plain
+from densecal.posthoc import Calibrator
+from densecal.prediction.tiles import Tiling
+from densecal.training import checkpoint
+from densecal.training.config import Config, parse_config
+
+LARGE_PIXELS = 1 << 24
+"""Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
+_CHUNK_VALUES = 1 << 22
+
+T = TypeVar("T")
+Array = NDArray[Any]
+Chunks = Iterator[NDArray[np.float32]]
+"""Probabilities (classes, rows, W) of one image, from top to bottom."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained model ready for use.
+
+    Attributes:
+        model: The network, as ``prepared`` leaves it.
+        config: The configuration it was trained with.
+        device: Where it is.
+        calibrator: Makes probabilities of its logits, in place of sigmoid or softmax.
+    """
+
+    model: nn.Module
+    config: Config
+    device: torch.device
+    calibrator: Calibrator | None = None
+
+    def logits(self, images: list[Array]) -> list[Tensor]:
+        """Logits (classes, H, W) of images (H, W, 3) uint8 of any size, each at its own size.
+
+        Images are resized to the size the network was trained at and the logits are resized back, bilinearly.
+        """
+        return list(self.each_logits(images))
+
+    @torch.inference_mode()
+    def each_logits(self, images: list[Array]) -> Iterator[Tensor]:
+        """The same, resized back one by one: those of many classes and a large image are large."""
+        for one, image in zip(self._resized_logits(images), images, strict=True):
+            yield interpolate(one[None], size=image.shape[:2], mode="bilinear", align_corners=False)[0]
+
+    def probabilities(self, images: list[Array]) -> list[Tensor]:
+        """Foreground probabilities (H, W), or class probabilities (K, H, W)."""
+        found = [self._probabilities(logits) for logits in self.logits(images)]
+        return [p[0] for p in found] if self.config.data.classes == 1 else found
+
+    def chunks(self, images: list[Array]) -> Iterator[Chunks]:
+        """The same of every image in chunks of rows."""
+        if any(image.shape[0] * image.shape[1] > LARGE_PIXELS for image in images):
+            size = self.config.data.size
+            warnings.warn(
+                f"images of more than {LARGE_PIXELS:,} pixels were resized to {size} x {size} for the network, as in "
+                "training; --tile predicts at their own resolution",
+                stacklevel=2,
+            )
+        for one, image in zip(self._resized_logits(images), images, strict=True):
+            yield map(self._squashed, _resized_chunks(one, image.shape[:2]))
+
+    def tiled_chunks(self, images: list[Array], tiling: Tiling, batch: int = 8) -> Iterator[Chunks]:
+        """Probabilities of every image at its own resolution, in chunks of rows.
+
+        As many tiles go through the network at a time as have the pixels of ``batch`` images of the size of training.
+        """
+        tiles = max(1, batch * self.config.data.size**2 // tiling.tile**2)
+        for image in images:
+            yield tiling.blend(image, self._tile_probabilities, tiles)
+
+    def _resized_logits(self, images: list[Array]) -> Tensor:
+        side = (self.config.data.size,) * 2
+        resized = [np.asarray(Image.fromarray(image).resize(side, Image.Resampling.BILINEAR)) for image in images]
+        return self._network(np.stack(resized))
+
+    def _tile_probabilities(self, tiles: Array) -> NDArray[np.float32]:
+        try:
+            logits = self._network(tiles)
+        except (AssertionError, RuntimeError, ValueError) as error:  # not enough memory, or an encoder of one size
+            problem = " ".join(str(error).split())[:200]
+            expected = f"a side that the network takes, such as {self.config.data.size}, or a smaller --batch"
+            raise InputError("--tile", f"{tiles.shape[1]} ({problem})", expected) from None
+        return self._squashed(logits)
+
+    @torch.inference_mode()
+    def _network(self, images: Array) -> Tensor:
+        """Logits (B, classes, H, W) of images (B, H, W, 3) uint8."""
+        batch = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).float() / 255
+        logits: Tensor = self.model(batch).float()
+        return logits
+
+    def _squashed(self, logits: Tensor) -> NDArray[np.float32]:
+        return np.asarray(self._probabilities(logits).cpu().numpy())
+
+    @torch.inference_mode()
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """Of logits (..., classes, H, W)."""
+        if self.calibrator is not None:
+            p: Tensor = self.calibrator(logits.reshape(-1, *logits.shape[-3:]))
+            return p.view_as(logits)
+        return logits.sigmoid() if self.config.data.classes == 1 else logits.softmax(dim=-3)
+
+
+def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
+    """Load the model of a run folder (its last checkpoint, with its calibrator) or of a checkpoint folder."""
+    folder = checkpoint.find(run_or_checkpoint)
+    found = checkpoint.load(folder)
+    config = parse_config(found.meta.get("config"), str(folder / checkpoint.META))
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InputError("--device", device, "auto, cpu, or cuda where there is one")
+    where = torch.device(
+        "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
+    )
+    given = config.model
+    try:
+        model = build(given.arch, given.encoder, None, config.data.classes, **given.options)
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InputError(folder / checkpoint.META, str(error), "the configuration of a model") from None
+    try:
+        model.load_state_dict(found.model)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:200]
+        raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
+    calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
+    model = prepared(model, where, config.engine.graphs and is_plain(model.network))
+    return Predictor(model, config, where, None if calibrator is None else calibrator.to(where))
+
+
+def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
+    """Put a network on a device in evaluation mode, with the layers that are fastest there.
+
+    On CUDA one kernel does a normalisation and its activation, and depth-wise convolutions and those between few
+    channels have kernels of ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is
+    no gain on CUDA: a convolution there adds its offsets in a pass of its own.
+
+    Args:
+        model: The network.
+        device: Where to.
+        graphs: Replay predictions by CUDA graphs, on CUDA.
+    """
+    model = model.to(device).to(memory_format=torch.channels_last).eval()  # as images come
+    if device.type != "cuda":
+        return folded(model)
+    if importlib.util.find_spec("triton") is not None:
+        from densecal.kernels.depthwise import fuse_depthwise
+        from densecal.kernels.normalisation import fuse_normalisation
+        from densecal.kernels.small_convolutions import fuse_narrow
+
+        fuse_normalisation(model)
+        fuse_narrow(model)
+        fuse_depthwise(model)
+    if graphs:
+        replay_inference(model)
+    return model
+
+
+def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
+    """The calibrator that a run was to have."""
+    name, path = config.model.calibrator, run / checkpoint.CALIBRATOR
+    if name is None:
+        return None
+    if not path.is_file():
+        warnings.warn(f"{run}: its {name} was not fitted, or not yet", stacklevel=3)
+        return None
+    calibrator = posthoc.load(path)
+    if (calibrator.method, calibrator.num_classes) != (name, config.data.classes):
+        found = f"{calibrator.method} for {calibrator.num_classes} classes"
+        raise InputError(path, found, f"{name} for {config.data.classes}, as the run has")
+    return calibrator
+
+
+def own_calibrator_error(run: Path, calibrator: Calibrator) -> InputError:
+    """What to say to somebody who would put a second calibrator on top of a run's own."""
+    plain = checkpoint.find(run)
+    return InputError(run, f"a run with its own {calibrator.method}", f"its model without it, such as {plain}")
+
+
+def grouped(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """So many samples at a time, fewer where they have more than ``LARGE_PIXELS`` together."""
+    group: list[T] = []
+    for sample in samples:
+        group.append(sample)
+        if len(group) == most or sum(map(pixels, group)) > LARGE_PIXELS:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _resized_chunks(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
+    """Bilinear resize of (C, h, w) to (C, H, W), as ``interpolate`` does it, in chunks of rows."""
+    height, width = size
+    rows = max(1, _CHUNK_VALUES // (len(z) * width))
+    if rows >= height:
+        yield interpolate(z[None], size=(height, width), mode="bilinear", align_corners=False)[0]
+        return
+    last = z.shape[1] - 1
+    for first in range(0, height, rows):
+        y = torch.arange(first, min(first + rows, height), dtype=torch.float64, device=z.device)
+        y = ((y + 0.5) * (z.shape[1] / height) - 0.5).clamp(0, last)
+        above = y.long()
+        chunk = torch.lerp(z[:, above], z[:, (above + 1).clamp(max=last)], (y - above).to(z.dtype)[:, None])
+        yield interpolate(chunk[None], size=(len(y), width), mode="bilinear", align_corners=False)[0]

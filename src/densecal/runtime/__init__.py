@@ -1,0 +1,1 @@
+"""What every package uses and none owns: registry, progress, worker processes, sharding, file locks. No NumPy here."""

@@ -1,0 +1,124 @@
+"""Worker processes: how many, how they start, results in order, and none that outlives its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from densecal.errors import InputError
+
+T = TypeVar("T")
+
+_AHEAD = 3
+"""Calls per worker that are submitted before their results are wanted; more would only take memory."""
+
+
+def cores() -> int:
+    """Return how many cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_in_processes(
+    function: Callable[..., T],
+    arguments: Iterable[tuple[Any, ...]],
+    workers: int,
+    *,
+    preload: Sequence[str] = (),
+    start: Callable[..., None] | None = None,
+    start_arguments: tuple[Any, ...] = (),
+) -> Iterator[T]:
+    """Call a function in worker processes and yield its results in the order of the calls.
+
+    Args:
+        function: Importable by the workers.
+        arguments: The arguments of each call, taken shortly before it is submitted.
+        workers: Processes; the calls are made in this process if it is 1.
+        preload: Modules that are imported once for all workers.
+        start: Called first in every worker.
+        start_arguments: Its arguments.
+
+    Raises:
+        InputError: A worker died.
+    """
+    if workers <= 1:
+        for given in arguments:
+            yield function(*given)
+        return
+    pending: deque[Future[T]] = deque()
+    with _pool(workers, preload, start, start_arguments) as pool:
+        try:
+            for given in arguments:
+                pending.append(pool.submit(function, *given))
+                if len(pending) > _AHEAD * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            raise InputError(
+                "workers",
+                f"one of {workers} worker processes died",
+                'enough memory for them, and a script that guards its main part with if __name__ == "__main__"; '
+                "workers=1 needs neither",
+            ) from None
+
+
+def start_worker() -> None:
+    """Let the parent answer the keyboard, and end this worker when the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which a process that is started meanwhile inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _pool(
+    workers: int, preload: Sequence[str], start: Callable[..., None] | None, start_arguments: tuple[Any, ...]
+) -> Iterator[ProcessPoolExecutor]:
+    # not fork: the caller may hold threads and a CUDA context
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if context.get_start_method() == "forkserver" and preload:
+        context.set_forkserver_preload(list(preload))
+    with environment({"OMP_NUM_THREADS": "1"}):
+        pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(start, start_arguments))
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _start(then: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    start_worker()
+    if then is not None:
+        then(*arguments)

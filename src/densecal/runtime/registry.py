@@ -1,0 +1,97 @@
+"""Things with names: one decorator that registers a class or function, one way to find it and to make one of it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from densecal.errors import InputError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """Classes, or functions that build something, by name.
+
+    Args:
+        kind: What they are called in messages, such as "method".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._known: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Make the decorated class or function available under a name."""
+
+        def add(item: T) -> T:
+            if name in self._known:
+                raise ValueError(f"{self.kind} {name!r} is already registered by {self._known[name].__qualname__}")
+            self._known[name] = item
+            return item
+
+        return add
+
+    def names(self) -> list[str]:
+        """List the registered names."""
+        return sorted(self._known)
+
+    def find(self, name: str, where: str | None = None) -> T:
+        """Return what is registered under a name.
+
+        Args:
+            name: One of `names()`.
+            where: The file or key that an error names; the kind unless given.
+
+        Raises:
+            InputError: There is no such name.
+        """
+        if name not in self._known:
+            question = suggestion(name, self.names())
+            known = f"one of {', '.join(self.names())}" + (f" ({question})" if question else "")
+            raise InputError(where or self.kind, repr(name)[:100], known)
+        return self._known[name]
+
+    def options(self, name: str) -> list[str]:
+        """List the options that the class or function of a name takes, its own before inherited ones."""
+        item = self.find(name)
+        options: list[str] = []
+        for source in _signatures(item):
+            options += [p.name for p in source if p.kind is not p.VAR_KEYWORD and p.name not in options]
+        return options
+
+    def create(self, name: str, **given: Any) -> Any:
+        """Call the class or function of a name.
+
+        Raises:
+            InputError: There is no such name.
+            TypeError: There is no such option.
+        """
+        allowed = self.options(name)
+        for option in given:
+            if option not in allowed:
+                raise TypeError(
+                    f"{self.kind} {name!r}: unknown option {option!r}; expected one of {', '.join(allowed)}"
+                )
+        return self._known[name](**given)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the known names that are close to a misspelt one as a question; nothing if none is."""
+    close = difflib.get_close_matches(name, list(known), n=5)
+    return f"did you mean {', '.join(close)}?" if close else ""
+
+
+def _signatures(item: Callable[..., Any]) -> Iterable[list[inspect.Parameter]]:
+    """The parameters of a function, or those of a class's constructor and of all that it passes options on to."""
+    if not inspect.isclass(item):
+        yield list(inspect.signature(item).parameters.values())
+        return
+    for base in item.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            yield parameters
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                return

@@ -1,0 +1,389 @@
+"""`densecal calibrate` and `densecal risk-control` as a user meets them: maps of every kind, runs, bad input."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.ndimage import gaussian_filter
+
+from densecal.evaluation.folders import evaluate
+from densecal.posthoc import create, load
+from tests.posthoc.common import histogram_of
+from tests.running import run
+from tests.training.common import small_config
+
+T = 1.8
+SIZE = (40, 50)
+
+
+def make(seed):
+    """A smooth logit map, honest labels, and the over-confident map that a model would give."""
+    rng = np.random.default_rng(seed)
+    z = gaussian_filter(rng.normal(size=SIZE), 3) * 16 - 0.5
+    y = rng.random(SIZE) < 1 / (1 + np.exp(-z))
+    return T * z, y
+
+
+def write(path, p, kind):
+    if kind == "npy":
+        np.save(path.with_name(path.name + ".npy"), p.astype(np.float32))
+    else:
+        dtype = np.uint8 if kind == "png8" else np.uint16
+        Image.fromarray(np.rint(p * np.iinfo(dtype).max).astype(dtype)).save(path.with_name(path.name + ".png"))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """maps/KIND/, masks/ and images/ of twelve scenes whose names hold dots."""
+    for folder in ("masks", "images", *(f"maps/{kind}" for kind in ("png8", "png16", "npy"))):
+        (tmp_path / folder).mkdir(parents=True)
+    for i in range(12):
+        z, y = make(i)
+        for kind in ("png8", "png16", "npy"):
+            write(tmp_path / "maps" / kind / f"a.{i}", 1 / (1 + np.exp(-z)), kind)
+        Image.fromarray(y).save(tmp_path / "masks" / f"a.{i}.png")
+        grey = np.repeat(np.uint8(255 / (1 + np.exp(-z)))[..., None], 3, axis=2)
+        Image.fromarray(grey).resize((80, 64)).save(tmp_path / "images" / f"a.{i}.jpg")
+    return tmp_path
+
+
+# ------------------------------------------------------------------ maps
+
+
+@pytest.mark.parametrize("kind", ["png8", "png16", "npy"])
+def test_fit_apply_evaluate(folders, kind):
+    maps, masks, out = folders / "maps" / kind, folders / "masks", folders / "out"
+    code, text, error = run("calibrate", "fit", "temperature", maps, masks, "--out", folders / "cal.json")
+    assert (code, error) == (0, "")
+    data = json.loads((folders / "cal.json").read_text())
+    assert data["method"] == "temperature"
+    assert data["temperature"] == pytest.approx(T, rel=0.06)
+    code, _, error = run("calibrate", "apply", folders / "cal.json", maps, "--out", out)
+    assert (code, error) == (0, "")
+    before, after = evaluate(maps, masks).record.calibration, evaluate(out, masks).record.calibration
+    assert after["ece_ew"] < before["ece_ew"] / 3
+    assert after["nll"] < before["nll"]
+    assert after["accuracy"] == before["accuracy"]
+    # what the command said of its own gain is what evaluate measures
+    line = next(line for line in text.splitlines() if "after" in line)
+    assert float(line.split()[2]) == pytest.approx(after["nll"], abs=2e-4)
+    assert float(line.split()[4]) == pytest.approx(100 * after["ece_ew"], abs=0.05)
+    suffix = "npy" if kind == "npy" else "png"
+    assert sorted(p.name for p in out.iterdir()) == sorted(f"a.{i}.{suffix}" for i in range(12))
+
+
+def test_written_maps_are_the_calibrated_ones(folders):
+    for kind in ("png8", "png16", "npy"):
+        maps = folders / "maps" / kind
+        assert run("calibrate", "fit", "platt", maps, folders / "masks", "--out", folders / f"{kind}.json")[0] == 0
+        assert run("calibrate", "apply", folders / f"{kind}.json", maps, "--out", folders / kind)[0] == 0
+    fitted = load(folders / "npy.json")
+    p = np.load(folders / "maps/npy/a.3.npy").astype(np.float64)
+    z = torch.tensor(np.log(p) - np.log1p(-p))
+    written = np.load(folders / "npy" / "a.3.npy")
+    assert written.dtype == np.float32
+    assert written == pytest.approx(fitted(z[None, None])[0, 0].numpy(), abs=1e-6)
+    for kind in ("png8", "png16"):
+        image = np.asarray(Image.open(folders / kind / "a.3.png"))
+        assert image.dtype == np.uint16
+        assert np.abs(image / 65535 - written).mean() < (5e-3 if kind == "png8" else 1e-4)
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic", "histogram", "beta"])
+def test_every_map_calibrator_lowers_the_ece(folders, method):
+    maps, masks = folders / "maps" / "png16", folders / "masks"
+    code, text, _ = run("calibrate", "fit", method, maps, masks, "--out", folders / "cal.json")
+    assert code == 0
+    assert f"{method} fitted on 12 images" in text
+    assert run("calibrate", "apply", folders / "cal.json", maps, "--out", folders / "out")[0] == 0
+    before, after = evaluate(maps, masks).record.calibration, evaluate(folders / "out", masks).record.calibration
+    assert after["ece_ew"] < before["ece_ew"] / 3
+
+
+@pytest.mark.parametrize("method", ["local-temperature", "selective"])
+def test_networks_take_images_of_any_size(folders, method):
+    maps, images = folders / "maps" / "png16", folders / "images"
+    for i in range(4, 12):  # four will do
+        (maps / f"a.{i}.png").unlink()
+        (folders / "masks" / f"a.{i}.png").unlink()
+    code, _, error = run("calibrate", "fit", method, maps, folders / "masks", "--out", folders / "cal.json")
+    assert code == 2
+    assert "maps without images; expected --images" in error
+    fit = ("calibrate", "fit", method, maps, folders / "masks", "--images", images, "--out", folders / "cal.json")
+    code, text, error = run(*fit)
+    assert (code, error) == (0, "")
+    nll = [float(line.split()[2]) for line in text.splitlines()[1:]]
+    assert nll[1] < nll[0]
+    assert (folders / "cal.safetensors").is_file()
+    code, _, error = run("calibrate", "apply", folders / "cal.json", maps, "--out", folders / "out")
+    assert code == 2
+    assert "--images" in error
+    code, _, error = run("calibrate", "apply", folders / "cal.json", maps, "--images", images, "--out", folders / "out")
+    assert (code, error) == (0, "")
+    before, after = (np.asarray(Image.open(f / "a.0.png")).astype(int) for f in (maps, folders / "out"))
+    assert np.array_equal(before * 2 > 65535, after * 2 > 65535)
+
+
+def test_void_pixels_and_other_sizes(folders):
+    """Void pixels are wrong on purpose; a map of another size is resized to its mask."""
+    maps, masks = folders / "maps" / "npy", folders / "masks"
+    for i in range(12):
+        mask = np.asarray(Image.open(masks / f"a.{i}.png")).astype(np.uint8)
+        mask[:10] = 100
+        Image.fromarray(mask).save(masks / f"a.{i}.png")
+        p = np.load(maps / f"a.{i}.npy")
+        p[:10] = np.random.default_rng(i).random((10, SIZE[1]))
+        np.save(maps / f"a.{i}.npy", p)
+    np.save(maps / "a.0.npy", np.kron(np.load(maps / "a.0.npy"), np.ones((2, 2), np.float32)))
+    fit = ("calibrate", "fit", "temperature", maps, masks, "--out", folders / "cal.json")
+    assert run(*fit, "--ignore-index", "100")[0] == 0
+    z, y = zip(*(make(i) for i in range(1, 12)), strict=True)
+    z, y = np.stack(z)[:, 10:], np.stack(y)[:, 10:]
+    expected = float(create("temperature").fit(histogram_of(z.ravel(), y.ravel())).temperature)
+    assert float(load(folders / "cal.json").temperature) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.fixture
+def class_folders(tmp_path):
+    """Softmax maps of three classes, logits twice too large, with 9 as void."""
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "masks").mkdir()
+    for i in range(6):
+        rng = np.random.default_rng(i)
+        z = 2 * rng.normal(size=(3, 20, 30))
+        p = np.exp(z) / np.exp(z).sum(axis=0)
+        labels = (rng.random((20, 30)) > np.cumsum(p, axis=0)).sum(axis=0).clip(0, 2)
+        labels[0] = 9
+        q = np.exp(2 * z) / np.exp(2 * z).sum(axis=0)
+        np.save(tmp_path / "maps" / f"{i}.npy", q.astype(np.float32))
+        Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "masks" / f"{i}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("method", ["temperature", "vector"])
+def test_softmax_maps(class_folders, method):
+    from densecal.evaluation.worker import Settings
+
+    maps, masks = class_folders / "maps", class_folders / "masks"
+    settings = ("--classes", "3", "--ignore-index", "9")
+    code, _, error = run("calibrate", "fit", method, maps, masks, *settings, "--out", class_folders / "cal.json")
+    assert (code, error) == (0, "")
+    if method == "temperature":
+        assert json.loads((class_folders / "cal.json").read_text())["temperature"] == pytest.approx(2, rel=0.1)
+    assert run("calibrate", "apply", class_folders / "cal.json", maps, "--out", class_folders / "out")[0] == 0
+    figures = [
+        evaluate(folder, masks, settings=Settings(classes=3, ignore_index=9)).record.calibration
+        for folder in (maps, class_folders / "out")
+    ]
+    assert figures[1]["ece_ew"] < figures[0]["ece_ew"] / 3
+    assert figures[1]["nll"] < figures[0]["nll"]
+
+
+@pytest.mark.parametrize("method", ["temperature", "local-temperature"])
+def test_a_label_beyond_the_classes_names_its_file(class_folders, method):
+    maps, masks = class_folders / "maps", class_folders / "masks"
+    arguments = ("calibrate", "fit", method, maps, masks, "--classes", "3", "--images", masks)
+    code, _, error = run(*arguments, "--out", class_folders / "cal.json")
+    assert code == 2
+    assert "0.png: label 9; expected labels 0 to 2, or 255 for void" in error
+
+
+@pytest.mark.parametrize("kind", ["png8", "npy"])
+def test_masks_that_are_all_void_count_nowhere(folders, kind):
+    maps, masks = folders / "maps" / kind, folders / "masks"
+
+    def fitted():
+        fit = ("calibrate", "fit", "platt", maps, masks, "--ignore-index", "100", "--out", folders / "cal.json")
+        assert run(*fit)[0] == 0
+        return float(load(folders / "cal.json").a)
+
+    everything = fitted()
+    Image.fromarray(np.full(SIZE, 100, np.uint8)).save(masks / "a.0.png")
+    void = fitted()
+    next(maps.glob("a.0.*")).unlink()
+    (masks / "a.0.png").unlink()
+    assert void == fitted() != everything
+
+
+def test_saturated_8_bit_maps_are_warned_of(folders):
+    maps = folders / "maps" / "png8"
+    for i in range(12):
+        write(maps / f"a.{i}", 1 / (1 + np.exp(-4 * make(i)[0])), "png8")
+    fit = ("calibrate", "fit", "temperature", maps, folders / "masks", "--out", folders / "cal.json")
+    code, _, error = run(*fit)
+    assert code == 0
+    assert "levels 0 and 255" in error
+    fit = ("calibrate", "fit", "isotonic", maps, folders / "masks", "--out", folders / "cal.json")
+    assert run(*fit)[2] == ""
+
+
+# ------------------------------------------------------------------ runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small run on files, with images of several sizes."""
+    from densecal.data.scenes import generate
+    from densecal.training.loop import train
+
+    root = tmp_path_factory.mktemp("run")
+    scenes = generate(24, 32, 0)
+    for folder in ("images", "masks"):
+        (root / folder).mkdir()
+    for i, (image, mask) in enumerate(zip(scenes.images, scenes.masks, strict=True)):
+        size = (32 + 3 * (i % 4), 40)
+        Image.fromarray(image).resize(size).save(root / "images" / f"{i:02}.png")
+        Image.fromarray(mask).resize(size, Image.Resampling.NEAREST).save(root / "masks" / f"{i:02}.png")
+    overrides = ["data.scenes=null", f"data.images={root / 'images'}", f"data.masks={root / 'masks'}",
+                 "data.validation=8", f"data.cache={root / 'cache'}", "method.name=bce"]  # fmt: skip
+    train(small_config(*overrides), root / "run")
+    return root
+
+
+def test_a_run_is_fitted_on_its_validation_images_at_their_own_size(trained, tmp_path):
+    from densecal.data import split
+    from densecal.prediction.folder import predict
+    from densecal.prediction.predictor import load_predictor
+
+    code, text, error = run("calibrate", "fit", "platt", trained / "run", "--out", tmp_path / "cal.json")
+    assert (code, error) == (0, "")
+    assert "fitted on 8 images" in text
+    predict(load_predictor(trained / "run"), trained / "images", tmp_path / "maps", format="npy")
+    _, validation = split([f"{i:02}" for i in range(24)], 8)
+    z, y = [], []
+    for name in validation:
+        p = np.load(tmp_path / "maps" / f"{name}.npy").astype(np.float64)
+        z.append((np.log(p) - np.log1p(-p)).ravel())
+        y.append((np.asarray(Image.open(trained / "masks" / f"{name}.png")) > 127).ravel())
+    expected = create("platt").fit(histogram_of(np.concatenate(z), np.concatenate(y)))
+    found = load(tmp_path / "cal.json")
+    assert float(found.a) == pytest.approx(float(expected.a), abs=1e-3)
+    assert float(found.b) == pytest.approx(float(expected.b), abs=1e-3)
+
+
+def test_a_network_takes_the_images_of_the_run(trained, tmp_path):
+    checkpoint = trained / "run" / "checkpoints" / "last"
+    code, text, error = run("calibrate", "fit", "selective", checkpoint, "--out", tmp_path / "cal.json")
+    assert (code, error) == (0, "")
+    assert "selective fitted on 8 images" in text
+    assert load(tmp_path / "cal.json").num_classes == 1
+
+
+def test_generated_scenes_are_validation_images_too(tmp_path):
+    from densecal.training.loop import train
+
+    train(small_config("method.name=bce", "optim.epochs=1"), tmp_path / "run")
+    code, text, _ = run("calibrate", "fit", "isotonic", tmp_path / "run", "--out", tmp_path / "cal.json")
+    assert code == 0
+    assert "fitted on 6 images" in text
+
+
+def test_a_run_takes_no_masks(trained, tmp_path):
+    fit = ("calibrate", "fit", "platt", trained / "run", trained / "masks", "--out", tmp_path / "cal.json")
+    code, _, error = run(*fit)
+    assert code == 2
+    assert "a run knows its own data" in error
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def test_a_failed_fit_leaves_the_old_file(folders):
+    maps, masks, cal = folders / "maps" / "png8", folders / "masks", folders / "cal.json"
+    assert run("calibrate", "fit", "temperature", maps, masks, "--out", cal)[0] == 0
+    before = cal.read_bytes()
+    for path in masks.iterdir():
+        Image.fromarray(np.zeros(SIZE, np.uint8)).save(path)
+    code, _, error = run("calibrate", "fit", "temperature", maps, masks, "--out", cal)
+    assert code == 2
+    assert error == (
+        "densecal: temperature: no foreground pixels; expected foreground and background pixels to fit on\n"
+    )
+    assert cal.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit", "platts", "MAPS", "MASKS", "--out", "c.json"), "METHOD: 'platts'; expected one of beta"),
+        (("fit", "platt", "MAPS", "--out", "c.json"), "MASKS: nothing; expected a folder of masks"),
+        (("fit", "platt", "MAPS", "nowhere", "--out", "c.json"), "nowhere: no such folder"),
+        (("fit", "platt", "nowhere", "MASKS", "--out", "c.json"), "nowhere: no such folder"),
+        (("fit", "platt", "MAPS", "MASKS", "--out", "c.yaml"), "expected a name that ends in .json"),
+        (("fit", "platt", "MAPS", "MASKS", "--classes", "3", "--out", "c.json"), "platt: 3 classes"),
+        (("fit", "vector", "MAPS", "MASKS", "--out", "c.json"), "vector: number of classes: 1"),
+        (("fit", "selective", "MAPS", "MASKS", "--images", "EMPTY", "--out", "c.json"), "no image"),
+        (("apply", "none.json", "MAPS", "--out", "o"), "none.json: No such file"),
+        (("apply", "CAL", "nowhere", "--out", "o"), "nowhere: no such folder"),
+        (("apply", "CAL", "EMPTY", "--out", "o"), "no prediction map"),
+        (("apply", "CAL", "MAPS", "--out", "MAPS"), "another folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(folders, monkeypatch, arguments, message):
+    monkeypatch.chdir(folders)
+    (folders / "empty").mkdir()
+    (folders / "cal.json").write_text(json.dumps(create("temperature").to_json()))
+    places = {"MAPS": "maps/png8", "MASKS": "masks", "EMPTY": "empty", "CAL": "cal.json"}
+    code, out, error = run("calibrate", *(places.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert out == ""
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (folders / "c.json").exists()
+
+
+# ------------------------------------------------------------------ risk control
+
+
+@pytest.mark.parametrize("kind", ["png8", "npy"])
+def test_risk_control(folders, kind):
+    maps = folders / "maps" / kind
+    code, text, _ = run("risk-control", maps, folders / "masks", "--alpha", "0.2", "--json", folders / "risk.json")
+    assert code == 0
+    record = json.loads((folders / "risk.json").read_text())
+    assert record["images"] == 12
+    assert f"p >= {record['threshold']:g}" in text
+    assert record["lambda"] == pytest.approx(1 - record["threshold"])
+    read = np.load if kind == "npy" else lambda path: np.asarray(Image.open(path)) / 255
+    pairs = [(read(p), np.asarray(Image.open(folders / "masks" / f"{p.stem}.png"))) for p in sorted(maps.iterdir())]
+
+    def bound(threshold):
+        return (sum(1 - (p >= threshold)[y].mean() for p, y in pairs) + 1) / 13
+
+    assert bound(record["threshold"]) == pytest.approx(record["bound"])
+    assert bound(record["threshold"]) <= 0.2 < bound(record["threshold"] + 0.001)
+    assert record["set_size"] == pytest.approx(np.mean([(p >= record["threshold"]).mean() for p, _ in pairs]))
+    assert record["fpr"] == pytest.approx(np.mean([(p >= record["threshold"])[~y].mean() for p, y in pairs]))
+
+
+def test_risk_control_needs_enough_images(folders):
+    code, _, error = run("risk-control", folders / "maps" / "png8", folders / "masks", "--alpha", "0.05")
+    assert code == 2
+    assert "12 images for alpha 0.05; expected at least 19 (1/alpha - 1)" in error
+    code, _, error = run("risk-control", folders / "maps" / "png8", folders / "masks", "--alpha", "1.5")
+    assert code == 2
+
+
+def test_help_loads_no_torch():
+    script = (
+        "import sys; sys.argv = ['densecal', 'calibrate', 'fit', '--help']\n"
+        "from densecal import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+def test_maps_are_calibrated_without_the_packages_of_training(folders):
+    """What ``pip install .`` leaves out is not there."""
+    hide = "import sys; sys.modules.update(timm=None, safetensors=None, yaml=None, lightning_fabric=None)"
+    arguments = ["densecal", "calibrate", "fit", "temperature", "maps/png16", "masks", "--out", "alone.json"]
+    code = f"{hide}; sys.argv = {arguments}; import densecal.cli; densecal.cli.main()"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folders, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert (folders / "alone.json").is_file()

@@ -1,0 +1,124 @@
+"""A model on a data set: the figures are those of its maps, whatever the sizes, batches and calibrators."""
+
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from densecal.errors import InputError
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.model import evaluate_model, evaluate_model_by_bins, load_image_set, model_outputs
+from densecal.evaluation.worker import Settings
+from densecal.metrics import CalibrationMeter
+
+SHAPES = [(40, 56), (32, 32), (40, 56), (50, 30), (32, 32)]
+
+
+def bright(images):
+    """A model without weights: brighter is likelier foreground."""
+    return 6 * images.mean(dim=1, keepdim=True) - 3
+
+
+def three(images):
+    return 4 * images
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    for i, (height, width) in enumerate(SHAPES):
+        image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(image).save(tmp_path / "images" / f"{i}.png")
+        mask = (image.mean(axis=2) > 120).astype(np.uint8) * 255
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{i}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("batch", [1, 2, 64])
+def test_figures_are_those_of_the_maps_written_to_files(folder, tmp_path, batch):
+    data = load_image_set("set", folder, size=32, workers=1)
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    for i, (name, mask) in enumerate(zip(data.names, data.masks, strict=True)):
+        z = bright(torch.from_numpy(data.images[i : i + 1]).permute(0, 3, 1, 2) / 255)
+        z = torch.nn.functional.interpolate(z, size=mask.shape, mode="bilinear")
+        p = z[0, 0].double().sigmoid().numpy()
+        np.save(maps / f"{name}.npy", p)
+        (tmp_path / "bytes").mkdir(exist_ok=True)
+        Image.fromarray(np.rint(p * 255).astype(np.uint8)).save(tmp_path / "bytes" / f"{name}.png")
+    mine = evaluate_model(bright, data, batch=batch)["model"]
+    files = evaluate(maps, folder / "masks", settings=Settings(full=False)).record
+    assert mine.record.calibration.keys() == files.calibration.keys()
+    for name, value in files.calibration.items():
+        assert mine.record.calibration[name] == pytest.approx(value, abs=1e-9, nan_ok=True), name
+    as_bytes = evaluate(tmp_path / "bytes", folder / "masks", settings=Settings(full=False)).record
+    assert mine.record.segmentation == pytest.approx(as_bytes.segmentation, abs=1e-9, nan_ok=True)
+    assert sorted(mine.stems) == sorted(data.names)
+    assert mine.record.images == len(SHAPES)
+
+
+def test_calibrators_are_scored_in_the_same_pass(folder):
+    data = load_image_set("set", folder, size=32, workers=1)
+    found = evaluate_model(bright, data, {"raw": None, "halved": lambda z, images: (z / 2).double().sigmoid()})
+    alone = evaluate_model(lambda x: bright(x) / 2, data)["model"].record.calibration
+    halved = found["halved"].record.calibration
+    assert halved.figures == pytest.approx(alone.figures, abs=1e-6, nan_ok=True)
+    assert found["raw"].record.calibration["nll"] != pytest.approx(halved["nll"], abs=1e-3)
+
+
+def test_several_numbers_of_bins_need_one_pass(folder):
+    data = load_image_set("set", folder, size=32, workers=1)
+    seen = []
+
+    def watched(images):
+        seen.append(len(images))
+        return bright(images)
+
+    calibrators = {"raw": None, "halved": lambda z, images: (z / 2).double().sigmoid()}
+    together = evaluate_model_by_bins(watched, data, calibrators, (10, 100, 7), batch=2)
+    assert seen == [2, 2, 1]
+    for bins, found in zip((10, 100, 7), together, strict=True):
+        alone = evaluate_model(bright, data, calibrators, bins=bins, batch=2)
+        assert found.keys() == alone.keys()
+        for name, evaluation in alone.items():
+            assert repr(found[name].record) == repr(evaluation.record)  # which equals where figures are NaN too
+            assert found[name].stems == evaluation.stems
+            assert np.array_equal(found[name].rows, evaluation.rows, equal_nan=True)
+    assert together[0]["raw"].record.calibration["ece_ew"] != together[1]["raw"].record.calibration["ece_ew"]
+
+
+def test_entropy_is_a_share_of_its_maximum(folder):
+    data = load_image_set("set", folder, size=32, workers=1)
+    record = evaluate_model(lambda x: torch.zeros_like(x[:, :1]), data)["model"].record
+    assert list(record.entropy.images) == pytest.approx([1.0] * len(SHAPES))
+    assert list(record.entropy.histogram) == [0] * 99 + [sum(h * w for h, w in SHAPES)]
+
+
+def test_classes_and_void(folder):
+    for i, (height, width) in enumerate(SHAPES):
+        labels = np.random.default_rng(i).choice(np.array([0, 1, 2, 9], np.uint8), (height, width))
+        Image.fromarray(labels).save(folder / "masks" / f"{i}.png")
+    data = load_image_set("set", folder, size=32, classes=3, ignore_index=9, workers=1)
+    record = evaluate_model(three, data)["model"].record
+    meter = CalibrationMeter(num_classes=3, ignore_index=9, boundary=False)
+    for _, _, z, y in model_outputs(three, data):
+        meter.update(logits=z, masks=y)
+    assert record.calibration["ece_ew"] == pytest.approx(meter.compute().ece_ew)
+    assert 0 < record.segmentation["miou"] < 1
+    assert record.pixels == sum(int((mask != 9).sum()) for mask in data.masks)
+
+
+def test_images_without_foreground_need_no_masks(folder, tmp_path):
+    with zipfile.ZipFile(tmp_path / "textures.zip", "w") as pack:
+        for path in (folder / "images").iterdir():
+            pack.write(path, f"images/{path.name}")
+    data = load_image_set("textures", tmp_path / "textures.zip", size=32, without_foreground=True, workers=1)
+    record = evaluate_model(bright, data)["model"].record
+    right = sum(int((z <= 0).sum()) for _, _, z, _ in model_outputs(bright, data))
+    assert record.calibration["accuracy"] == pytest.approx(right / record.pixels)
+    with pytest.raises(InputError, match="without masks"):
+        load_image_set("textures", tmp_path / "textures.zip", size=32, workers=1)

@@ -1,0 +1,341 @@
+"""Predictions replayed by CUDA graphs; graphs are played here, operation by operation on a CPU."""
+
+import contextlib
+import copy
+import pickle
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from densecal.kernels import graphs
+from densecal.kernels.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
+from densecal.prediction import predictor as prediction
+from densecal.prediction.ensembles import mc_dropout
+from densecal.training.loop import train
+from tests.training.common import small_config
+
+
+class PlayedGraph:
+    """A graph that does its operations again, on the memory that they had."""
+
+    made = 0
+
+    def __init__(self):
+        PlayedGraph.made += 1
+        self.operations = []
+
+    def replay(self):
+        for operation, given, named, found in self.operations:
+            again = operation(*given, **named)
+            if again.data_ptr() != found.data_ptr():
+                found.copy_(again)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, graph):
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, operation, types, given=(), named=None):
+        found = operation(*given, **(named or {}))
+        self.graph.operations.append((operation, given, named or {}, found))
+        return found
+
+
+@contextlib.contextmanager
+def play(graph, stream, capture_error_mode):
+    assert capture_error_mode == "thread_local"
+    with Recorder(graph):
+        yield
+    for *_, found in graph.operations:  # what a recording computes is not there before it is replayed
+        found.fill_(torch.nan)
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """A small network that replays its predictions."""
+    device = types.SimpleNamespace(free=0.9, stream=0)
+    monkeypatch.setattr(graphs, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PlayedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", play)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.stream)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(device.free * 1000), 1000))
+    PlayedGraph.made = 0
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, bias=False), nn.Hardtanh(0, 6), nn.Conv2d(4, 1, 1, bias=False)
+    network = nn.Sequential(*layers).eval()
+    network.device = device
+    replay_inference(network)
+    return network
+
+
+def plain(network, images):
+    with torch.no_grad():
+        return nn.Sequential.forward(network, images)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_replayed_predictions_are_those_of_the_network(network, mode):
+    kept = []
+    with mode():
+        for seed in range(6):
+            images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+            kept.append((network(images), plain(network, images)))
+    for found, expected in kept:  # none is overwritten by those after it
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert PlayedGraph.made == 1
+
+
+def test_a_recording_made_for_inference_serves_without_it(network):
+    images = torch.rand(2, 3, 8, 8)
+    with torch.inference_mode():
+        for _ in range(EAGER_BATCHES + 1):
+            network(images)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), plain(network, images))
+    assert PlayedGraph.made == 1
+
+
+def test_weights_that_have_changed_are_seen(network):
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        before = [network(images) for _ in range(EAGER_BATCHES + 1)][-1]
+        network.load_state_dict({name: 2 * value for name, value in network.state_dict().items()})
+        after = network(images)
+    torch.testing.assert_close(after, plain(network, images))
+    assert not torch.allclose(before, after)
+
+
+def use(network, images):
+    """Predict until it is recorded, and once more."""
+    for _ in range(EAGER_BATCHES + 2):
+        torch.testing.assert_close(network(images), plain(network, images))
+
+
+@torch.no_grad()
+def test_shapes_and_layouts_have_recordings_of_their_own(network):
+    images = torch.rand(2, 3, 8, 8)
+    kinds = [images, images[:1], images.contiguous(memory_format=torch.channels_last)]
+    for kind in kinds:
+        use(network, kind)
+    assert PlayedGraph.made == len(kinds)
+
+
+@torch.no_grad()
+def test_precisions_and_streams_have_recordings_of_their_own(network, monkeypatch):
+    images = torch.rand(2, 3, 8, 8)
+    use(network, images)
+    network.device.stream = 1
+    use(network, images)
+    assert PlayedGraph.made == 2
+    use(network.double(), images.double())
+    assert PlayedGraph.made == 3
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
+    monkeypatch.setattr(graphs, "_uncached_autocast", contextlib.nullcontext)
+    use(network, images.double())
+    assert PlayedGraph.made == 4
+
+
+@torch.no_grad()
+def test_there_are_a_few_recordings_at_most(network):
+    for side in range(5, 5 + 2 * MAX_RECORDINGS):
+        use(network, torch.rand(1, 3, side, 8))
+    assert PlayedGraph.made == MAX_RECORDINGS
+
+
+@torch.no_grad()
+def test_a_network_that_has_left_the_device_computes_as_before(network, monkeypatch):
+    monkeypatch.setattr(graphs, "_DEVICES", ("cuda",))
+    use(network, torch.rand(2, 3, 8, 8))
+    assert PlayedGraph.made == 0
+
+
+@torch.no_grad()
+def test_what_cannot_be_recorded_is_told_once_and_computed_as_before(network, monkeypatch):
+    @contextlib.contextmanager
+    def failing(*_, **__):
+        PlayedGraph.made += 1
+        yield
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    images = torch.rand(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match="not replayed by a CUDA graph: no room"):
+        use(network, images)
+    use(network, images)
+    assert PlayedGraph.made == 2, "the graph, and the one time that it was tried"
+
+
+class Keeping(nn.Module):
+    """Keeps a product of its weights from one prediction to the next, as attention layers of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.kept = None
+
+    def train(self, mode=True):
+        self.kept = None
+        return super().train(mode)
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = 2 * self.weight
+        return x + self.kept
+
+
+@torch.no_grad()
+def test_what_layers_keep_of_their_weights_is_computed_anew(network):
+    network.add_module("keeping", Keeping())
+    network.eval()
+    images = torch.rand(2, 3, 8, 8)
+    use(network, images)
+    for _ in range(2):
+        network.train()
+        network.keeping.weight += 1
+        network.eval()
+        found = network(images)
+        network.eval()
+        torch.testing.assert_close(found, plain(network, images))
+    assert PlayedGraph.made == 1
+
+
+def test_threads_do_not_get_one_another_s_predictions(network, monkeypatch):
+    images = [torch.rand(2, 3, 8, 8) for _ in range(2)]
+    expected = [plain(network, one) for one in images]
+    with torch.no_grad():
+        use(network, images[0])
+    replay = PlayedGraph.replay
+
+    def slow(graph):
+        time.sleep(0.02)
+        replay(graph)
+
+    monkeypatch.setattr(PlayedGraph, "replay", slow)
+
+    def predict(i):
+        with torch.no_grad():
+            return [network(images[i]) for _ in range(4)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for i, found in enumerate(threads.map(predict, range(2))):
+            for one in found:
+                torch.testing.assert_close(one, expected[i])
+
+
+def test_a_shape_that_comes_seldom_is_not_recorded(network):
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES):
+            network(torch.rand(2, 3, 8, 8))
+    assert PlayedGraph.made == 0
+
+
+def test_nothing_is_recorded_where_memory_is_short(network):
+    network.device.free = 0.4
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 2):
+            torch.testing.assert_close(network(images), plain(network, images))
+    assert PlayedGraph.made == 0
+
+
+def test_gradients_and_training_go_their_own_way(network):
+    images = torch.rand(2, 3, 8, 8)
+    for _ in range(EAGER_BATCHES + 2):
+        network(images).sum().backward()
+    assert network[0].weight.grad is not None
+    network.train()
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 2):
+            network(images)
+    assert PlayedGraph.made == 0
+
+
+def test_dropout_that_is_turned_on_draws_anew(network):
+    network.add_module("dropout", nn.Dropout(0.5).eval())
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 1):
+            network(images)
+        mean = mc_dropout(network, samples=1)
+        drawn = mean(images)
+        assert torch.equal(mean(images), drawn), "the seed is that of the draws"
+        network.dropout.train()
+        assert not torch.equal(network(images), network(images))
+        network.dropout.eval()
+        torch.testing.assert_close(network(images), plain(network, images))
+    assert PlayedGraph.made == 1
+    assert (drawn == 0).any()
+
+
+@pytest.mark.parametrize(("device", "graphs", "replayed"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
+def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs, replayed, monkeypatch):
+    found = []
+    network = nn.Conv2d(3, 1, 1)
+    monkeypatch.setattr(prediction, "replay_inference", found.append)
+    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
+    monkeypatch.setattr(prediction.importlib.util, "find_spec", lambda _: None)  # nor Triton
+    prediction.prepared(network, torch.device(device), graphs)
+    assert found == [network] * replayed
+
+
+def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch):
+    fused = pytest.importorskip("densecal.kernels.normalisation")
+    found = []
+    narrow, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    network = nn.Sequential(narrow, depthwise, nn.Conv2d(8, 64, 1))
+    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
+    monkeypatch.setattr(fused, "fuse_normalisation", found.append)
+    prediction.prepared(network, torch.device("cuda"))
+    assert found == [network]
+    assert ["forward" in vars(layer) for layer in network] == [True, True, False]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_settings_of_a_run_say_whether_its_predictions_are_replayed(graphs, tmp_path, monkeypatch):
+    config = small_config("method.name=bce", "optim.epochs=1", f"engine.graphs={graphs}")
+    train(config, tmp_path)
+    asked = []
+    monkeypatch.setattr(prediction, "prepared", lambda model, device, graphs: asked.append(graphs) or model)
+    prediction.load_predictor(tmp_path)
+    assert asked == [graphs]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+def test_a_copy_has_its_own_weights_and_recordings(network, copied):
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 1):
+            network(images)
+        other = copied(network)
+        other[0].weight.zero_()
+        for _ in range(EAGER_BATCHES + 2):
+            assert not other(images).any()
+            torch.testing.assert_close(network(images), plain(network, images))
+
+
+def test_autocast_remembers_no_weights_while_a_graph_is_recorded(network, monkeypatch):
+    remembered = []
+    record = graphs._Recording
+
+    class Watched(record):
+        def __init__(self, eager, images):
+            def watched(images):
+                remembered.append(torch.is_autocast_cache_enabled())
+                return eager(images)
+
+            super().__init__(watched, images)
+
+    monkeypatch.setattr(graphs, "_Recording", Watched)
+    with torch.no_grad():
+        for _ in range(EAGER_BATCHES + 1):
+            network(torch.rand(2, 3, 8, 8))
+    assert remembered == [False]
+    assert torch.is_autocast_cache_enabled()

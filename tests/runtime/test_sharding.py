@@ -1,0 +1,147 @@
+"""One folder shared by several processes: the same bytes come out however many they are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from densecal.metrics.exact import ExactSums
+from densecal.runtime.sharding import Processes
+from tests.evaluation.test_folders import make_pair, to_levels
+
+IMAGES = 140
+SIZE = (22, 30)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Maps of 8 and 16 bits and floats in turn, so many that four processes have work; one map is damaged."""
+    root = tmp_path_factory.mktemp("sharded")
+    for folder in ("maps", "masks"):
+        (root / folder).mkdir()
+    for i in range(IMAGES):
+        p, y = make_pair(i, SIZE)
+        stem = f"im{i:04d}"
+        if i % 3 == 2:
+            np.save(root / "maps" / f"{stem}.npy", p)
+        else:
+            Image.fromarray(to_levels(p, (np.uint8, np.uint16)[i % 3])).save(root / "maps" / f"{stem}.png")
+        Image.fromarray(y).save(root / "masks" / f"{stem}.png")
+    (root / "maps" / f"im{IMAGES - 5:04d}.png").unlink(missing_ok=True)
+    (root / "maps" / f"im{IMAGES - 5:04d}.npy").write_bytes(b"not an array")
+    return root
+
+
+def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "densecal.cli", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_one_and_several_processes_write_the_same_bytes(folders: Path, several: int) -> None:
+    written, printed = [], []
+    for processes in (1, several):
+        out = folders / f"{processes}.json"
+        done = torchrun(
+            processes, "evaluate", folders / "maps", folders / "masks", "--json", out, "--workers", 1, "--skip-bad"
+        )
+        assert done.returncode == 0, done.stderr
+        written.append(out.read_bytes())
+        printed.append(done.stdout)
+    assert written[0] == written[1]
+    assert printed[0] == printed[1]
+    record = json.loads(written[0])
+    assert record["images"] == IMAGES - 1
+    assert [Path(entry["file"]).stem for entry in record["skipped"]] == [f"im{IMAGES - 5:04d}"]
+
+
+@pytest.mark.slow
+def test_bad_input_of_any_process_is_one_line_and_ends_them_all(folders: Path) -> None:
+    done = torchrun(2, "evaluate", folders / "maps", folders / "masks", "--workers", 1)
+    assert done.returncode != 0
+    assert done.stderr.count("densecal: ") == 1
+    assert f"im{IMAGES - 5:04d}.npy: unreadable" in done.stderr
+
+
+@pytest.mark.slow
+def test_predict_shares_the_images(tmp_path: Path) -> None:
+    tiny = ["data.size=32", "data.scenes.train=4", "data.scenes.validation=2", "optim.epochs=1", "optim.batch=2"]
+    assert torchrun(1, "data", "scenes", tmp_path / "scenes", "--count", 7, "--size", 40).returncode == 0
+    run = torchrun(1, "train", "demo", *tiny, "--out", tmp_path / "run")
+    assert run.returncode == 0, run.stderr
+    maps = {}
+    for processes in (1, 3):
+        out = tmp_path / f"maps{processes}"
+        done = torchrun(processes, "predict", tmp_path / "run", tmp_path / "scenes/images", "--out", out, "--batch", 2)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{out}: 7 maps\n"
+        maps[processes] = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(maps[1]) == 7
+    assert maps[1] == maps[3]
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_shares_are_the_whole_and_even(items: int, count: int) -> None:
+    shares = [list(Processes(rank, count).share(range(items))) for rank in range(count)]
+    assert [item for share in shares for item in share] == list(range(items))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.randoms())
+def test_exact_sums_do_not_depend_on_order_or_grouping(values: list[float], random: object) -> None:
+    def summed(order: list[float], groups: int) -> float:
+        total = ExactSums()
+        for group in range(groups):
+            part = ExactSums()
+            for value in order[group::groups]:
+                part.add({"x": np.array([value])})
+            total.merge(part)
+        return float(total.values()["x"][0])
+
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert summed(values, 1) == summed(shuffled, 1) == summed(shuffled, 3)
+    assert summed(values, 1) == pytest.approx(sum(values), rel=1e-14, abs=1e-15)
+
+
+STARTS_A_POOL = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from densecal.runtime.pool import start_worker
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(2, mp_context=context, initializer=start_worker)
+    list(pool.map(abs, range(8)))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_pool_whose_owner_is_killed_ends(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(STARTS_A_POOL)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(owner.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(owner.pid, signal.SIGKILL)
+    raise AssertionError("workers outlived their owner")
