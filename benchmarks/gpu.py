@@ -1,11 +1,14 @@
-"""Images a second in training and evaluation on a CUDA GPU, written as JSON: the figures of docs/performance.md.
+"""Images per second in training and evaluation on a CUDA GPU, written as JSON: the figures of docs/performance.md.
 
     python benchmarks/gpu.py --out measured.json                  # everything
     python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that its time goes to
 
+    python benchmarks/gpu.py --against compile --out measured.json   # each training entry beside torch.compile
+
 Synthetic images, held on the device as training does it; the whole step counts: augmentation, method, optimizer.
-`--set engine.depthwise=false` and the like change the training entries, `engine.graphs=false` all of them. `--tiny`
-runs on small images anywhere.
+`--set engine.kernels=false` and the like change the training entries, `engine.graphs=false` all of them. `--against
+compile` trains every network a second time with `torch.compile(mode="reduce-overhead")` in place of our kernels and
+graphs, epochs of both interleaved, and adds the ratio. `--tiny` runs on small images anywhere.
 """
 
 import argparse
@@ -21,13 +24,13 @@ from torch.profiler import ProfilerActivity, profile
 from densecal.evaluation.model import ImageSet, evaluate_model
 from densecal.metrics import CalibrationMeter
 from densecal.models import build
-from densecal.prediction.predictor import prepared
+from densecal.prediction.predictor import prepare_model
 from densecal.training.config import load_config
 from densecal.training.loop import train_epoch, validate
 from densecal.training.run import assemble, fabric_of
 from densecal.training.samples import ArraySamples, Data
 
-# architecture, encoder, size, and steps an epoch: as many as DUTS-TR has where that does not take long
+# architecture, encoder, size, and steps per epoch: as many as DUTS-TR has where that does not take long
 TRAINED = {
     "train-unet-256": ("unet", "tf_efficientnet_lite2", 256, 150),
     "train-unet-lite2-384": ("unet", "tf_efficientnet_lite2", 384, 48),
@@ -59,7 +62,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def rate(self, images: int, work) -> float:
-        """Images a second of some work, with nothing left to do before and after."""
+        """Images per second of some work, with nothing left to do before and after."""
         self.wait()
         start = time.perf_counter()
         work()
@@ -81,20 +84,8 @@ class Bench:
 
     def train(self, arch: str, encoder: str, size: int, steps: int) -> dict:
         size, steps = (64, 3) if self.tiny else (size, steps)
-        config = load_config(
-            "demo",
-            [
-                f"data.size={size}", "data.augment=paper", f"model.arch={arch}", f"model.encoder={encoder}",
-                "model.weights=null", "model.options={}", f"optim.batch={self.batch}", *self.overrides,
-            ],
-        )  # fmt: skip
         data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
-        start = time.perf_counter()
-        run = assemble(config, fabric_of(config), data)
-        train_epoch(run, 0)
-        self.wait()
-        first = time.perf_counter() - start
-        run.method.after_epoch(validate(run))
+        run, first = self.started_run(arch, encoder, size, data)
         epoch = 1 + int(getattr(run.method, "warmup", 0))  # past the warm-up of a method's rule
         found = {
             "first_epoch_seconds": first,
@@ -106,10 +97,46 @@ class Bench:
         self.show(lambda: train_epoch(run, epoch + 1))
         return found
 
+    def started_run(self, arch: str, encoder: str, size: int, data: Data, *, compiled: bool = False):
+        """A run after its first epoch, and the seconds that it took to get there."""
+        plain = ["engine.kernels=false", "engine.graphs=false"] if compiled else []
+        config = load_config(
+            "demo",
+            [
+                f"data.size={size}", "data.augment=paper", f"model.arch={arch}", f"model.encoder={encoder}",
+                "model.weights=null", "model.options={}", f"optim.batch={self.batch}", *self.overrides, *plain,
+            ],
+        )  # fmt: skip
+        start = time.perf_counter()
+        run = assemble(config, fabric_of(config), data)
+        if compiled:
+            # batches come in two sizes: one dynamic graph for both takes minutes to compile
+            run.network.compile(mode="reduce-overhead", dynamic=False)
+        train_epoch(run, 0)
+        self.wait()
+        first = time.perf_counter() - start
+        run.method.after_epoch(validate(run))
+        return run, first
+
+    def against_compile(self, arch: str, encoder: str, size: int, steps: int) -> dict:
+        """Images per second of training with our kernels and with `torch.compile`, the best of three epochs each."""
+        size, steps = (64, 3) if self.tiny else (size, steps)
+        data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
+        kinds = {"ours": False, "compile": True}
+        runs = {name: self.started_run(arch, encoder, size, data, compiled=kind) for name, kind in kinds.items()}
+        rates = dict.fromkeys(kinds, 0.0)
+        for epoch in range(1, 4):
+            for name, (run, _) in runs.items():
+                rate = self.rate(len(data.train), lambda run=run, epoch=epoch: train_epoch(run, epoch))
+                rates[name] = max(rates[name], rate)
+        found = {f"{name}_images_per_second": rate for name, rate in rates.items()}
+        found |= {f"{name}_first_epoch_seconds": first for name, (_, first) in runs.items()}
+        return found | {"ours_over_compile": rates["ours"] / rates["compile"]}
+
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
         graphs = load_config("demo", self.overrides).engine.graphs
-        network = prepared(build("unet", "tf_efficientnet_lite2", None, 1), self.device, graphs)
+        network = prepare_model(build("unet", "tf_efficientnet_lite2", None, 1), self.device, graphs)
 
         @torch.inference_mode()
         def logits(x):
@@ -172,6 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("entries", nargs="*", metavar="ENTRY", help=f"all of {', '.join([*TRAINED, *EVALUATED])}")
     parser.add_argument("--set", action="append", default=[], help="a setting of the trainings")
+    parser.add_argument("--against", choices=["compile"], help="train beside torch.compile and compare")
     parser.add_argument("--out", type=Path, help="JSON file, written after every entry")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
@@ -186,8 +214,13 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = Bench(device, given.tiny, given.set, given.profile)
     measured = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "set": given.set}
-    for name in given.entries or [*TRAINED, *EVALUATED]:
-        if name in TRAINED:
+    everything = list(TRAINED) if given.against else [*TRAINED, *EVALUATED]
+    for name in given.entries or everything:
+        if given.against:
+            if name not in TRAINED:
+                parser.error(f"{name}: --against compares trainings; expected one of {', '.join(TRAINED)}")
+            measured[name] = bench.against_compile(*TRAINED[name])
+        elif name in TRAINED:
             measured[name] = bench.train(*TRAINED[name])
         else:
             measured[name] = bench.evaluate(EVALUATED[name])

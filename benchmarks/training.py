@@ -25,7 +25,7 @@ from densecal.data.scenes import Scenes, generate, write
 from densecal.kernels.graphs import EAGER_BATCHES
 from densecal.methods import names, options
 from densecal.models import build
-from densecal.prediction.predictor import prepared
+from densecal.prediction.predictor import prepare_model
 from densecal.training.config import load_config
 from densecal.training.loop import train_epoch, validate
 from densecal.training.run import assemble, fabric_of
@@ -98,7 +98,7 @@ def interleaved(first, second, rounds=ROUNDS):
 def prepared_gain(device, batch):
     """Speed of prediction by a network that was prepared for it, over one that was not."""
     plain = build("unet", "tf_efficientnet_lite2").to(device).to(memory_format=torch.channels_last).eval()
-    networks = plain, prepared(copy.deepcopy(plain), device, graphs=True)
+    networks = plain, prepare_model(copy.deepcopy(plain), device, graphs=True)
     images = torch.rand(batch, 3, 256, 256, device=device).to(memory_format=torch.channels_last)
     ratios = []
     unsettled = EAGER_BATCHES + 1

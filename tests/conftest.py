@@ -18,3 +18,10 @@ settings.load_profile("steady")
 def vectors() -> dict[str, dict[str, Any]]:
     cases = json.loads((Path(__file__).parent / "vectors.json").read_text())
     return {case["name"]: case for case in cases}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

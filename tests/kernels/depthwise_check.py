@@ -12,7 +12,7 @@ from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
 from densecal.kernels import depthwise
-from densecal.kernels.depthwise import fuse_depthwise
+from densecal.kernels.depthwise import replace_depthwise
 
 LAYERS = [
     # kind, kernel, stride, padding, bias, shape
@@ -45,7 +45,7 @@ def differences(case: tuple, precision: torch.dtype | None = None) -> dict[str, 
         with torch.no_grad():
             conv.weight.copy_(conv.weight.to(precision))
     ours, theirs = copy.deepcopy(conv), conv.double()
-    fuse_depthwise(ours)
+    replace_depthwise(ours)
     a, b = given.clone().requires_grad_(), given.double().requires_grad_()
     with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
         y = ours(a)
@@ -80,7 +80,7 @@ def network_difference() -> dict[str, float]:
     network = nn.Sequential(whole.conv_stem, whole.bn1, whole.blocks[:3]).to(memory_format=torch.channels_last)
     fused = copy.deepcopy(network)
     names = list(fused.state_dict())
-    fuse_depthwise(fused)
+    replace_depthwise(fused)
     convolutions = sum("forward" in vars(one) for one in fused.modules())
     assert list(fused.state_dict()) == names
     fused = copy.deepcopy(fused)
@@ -112,7 +112,7 @@ def warning_of_wrong_kernels() -> str:
     conv = layer(*LAYERS[0])
     x = torch.randn(LAYERS[0][-1])
     wanted = conv(x)
-    fuse_depthwise(conv)
+    replace_depthwise(conv)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert torch.equal(conv(x), wanted)

@@ -1,4 +1,4 @@
-"""Run by test_fused.py under Triton's interpreter: prints the largest differences from PyTorch in float64."""
+"""Run by test_normalisation.py under Triton's interpreter: prints the largest differences from PyTorch in float64."""
 
 import copy
 import json
@@ -6,11 +6,11 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn.functional import interpolate
 
 from densecal.kernels import normalisation as fused
-from densecal.kernels.normalisation import fuse_normalisation
-from densecal.kernels.upsampling import BILINEAR, BILINEAR_CORNERS, NEAREST, Doubling
+from densecal.kernels import upsampling
+from densecal.kernels.normalisation import replace_normalisation
+from densecal.kernels.upsampling import replace_upsampling
 from densecal.models import build
 
 
@@ -23,7 +23,7 @@ def differences(shape: tuple[int, ...], activation: nn.Module) -> dict[str, floa
         norm.running_mean.normal_()
     ours = nn.Sequential(copy.deepcopy(norm), copy.deepcopy(activation))
     theirs = nn.Sequential(norm, activation).double()
-    fuse_normalisation(ours)
+    replace_normalisation(ours)
     assert "forward" in vars(ours[0])
     x = (3 * torch.randn(shape) + 2).contiguous(memory_format=torch.channels_last)
     a, b = x.clone().requires_grad_(), x.double().requires_grad_()
@@ -50,21 +50,21 @@ def differences(shape: tuple[int, ...], activation: nn.Module) -> dict[str, floa
     return found
 
 
-def doubling_differences(shape: tuple[int, ...]) -> list[float]:
+def upsampling_differences(shape: tuple[int, ...]) -> list[float]:
     found = []
-    modes = {
-        NEAREST: {"mode": "nearest"},
-        BILINEAR: {"mode": "bilinear", "align_corners": False},
-        BILINEAR_CORNERS: {"mode": "bilinear", "align_corners": True},
-    }
-    for mode, options in modes.items():
+    for options in ({}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}):
+        theirs = nn.Upsample(scale_factor=2, **options)
+        ours = copy.deepcopy(theirs)
+        replace_upsampling(ours)
+        assert "forward" in vars(ours)
         a = torch.randn(shape, requires_grad=True)
         b = a.detach().double().requires_grad_()
-        ours, theirs = Doubling.apply(a, mode), interpolate(b, scale_factor=2.0, **options)
-        gradient = torch.randn(ours.shape)
-        ours.backward(gradient)
-        theirs.backward(gradient.double())
-        found += [float((ours - theirs).detach().abs().max()), float((a.grad - b.grad).abs().max())]
+        y, wanted = ours(a), theirs(b)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        gradient = torch.randn(y.shape)
+        y.backward(gradient)
+        wanted.backward(gradient.double())
+        found += [float((y - wanted).detach().abs().max()), float((a.grad - b.grad).abs().max())]
     return found
 
 
@@ -73,7 +73,9 @@ def network_difference(encoder: str) -> tuple[float, float]:
     torch.manual_seed(0)
     network = build("unet", encoder, None, 1, encoder_depth=3, decoder_channels=[8, 8, 8]).train()
     ours = copy.deepcopy(network)
-    fuse_normalisation(ours)
+    replace_normalisation(ours)
+    replace_upsampling(ours)
+    assert all("forward" in vars(block) for block in ours.network.decoder.blocks)
     assert encoder != "resnet50" or "forward" in vars(ours.network.encoder.model.layer1[0])
     x = torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     gradients = []
@@ -90,7 +92,7 @@ def oddities() -> dict[str, bool]:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6()).eval()
     ours = copy.deepcopy(plain)
-    fuse_normalisation(ours)
+    replace_normalisation(ours)
     x = torch.randn(2, 8, 4, 4)
     copied = copy.deepcopy(ours)
     copied[0].bias.data += 1
@@ -125,7 +127,7 @@ def share(a: torch.Tensor, b: torch.Tensor) -> float:
 
 if __name__ == "__main__":
     warnings.filterwarnings("error", message=".* kernels ")
-    fused._DEVICES = ("cpu",)
+    fused._DEVICES = upsampling._DEVICES = ("cpu",)
     layers = [
         differences((3, 5, 7, 6), nn.ReLU()),
         differences((2, 130, 9, 11), nn.ReLU6()),
@@ -133,5 +135,5 @@ if __name__ == "__main__":
     ]
     fused._TILE = 1 << 16  # the interpreter takes as long for a small tile as for a large one
     networks = {name: network_difference(name) for name in ("tf_efficientnet_lite0", "resnet50")}
-    doublings = [doubling_differences(shape) for shape in ((2, 5, 4, 7), (1, 3, 1, 1), (1, 130, 5, 3))]
-    print(json.dumps({"layers": layers, "networks": networks, "doublings": doublings, "oddities": oddities()}))
+    upsamplings = [upsampling_differences(shape) for shape in ((2, 5, 4, 7), (1, 3, 1, 1), (1, 130, 5, 3))]
+    print(json.dumps({"layers": layers, "networks": networks, "upsamplings": upsamplings, "oddities": oddities()}))

@@ -16,7 +16,7 @@ from depthwise_check import distances  # beside this file
 from torch import Tensor, nn
 
 from densecal.kernels import small_convolutions as narrow
-from densecal.kernels.small_convolutions import fuse_narrow
+from densecal.kernels.small_convolutions import replace_small_convolutions
 from densecal.models import build
 
 LAYERS = [
@@ -49,7 +49,7 @@ def differences(case: tuple) -> dict[str, float]:
         for parameter in conv.parameters():
             parameter.copy_(parameter.half())
     ours, theirs = copy.deepcopy(conv), conv.double()
-    fuse_narrow(ours)
+    replace_small_convolutions(ours)
     a, b = given.clone().requires_grad_(), given.double().requires_grad_()
     y, wanted = in_half(ours, a), theirs(b)
     assert type(y.grad_fn).__name__ == "NarrowConvolutionBackward", y.grad_fn
@@ -64,14 +64,14 @@ def differences(case: tuple) -> dict[str, float]:
 def fused_convolutions() -> list[str]:
     """The names of those of a U-Net."""
     network = build("unet", "tf_efficientnet_lite0", None, 1)
-    fuse_narrow(network)
+    replace_small_convolutions(network)
     return [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d) and "forward" in vars(one)]
 
 
 def full_precision_is_left_alone() -> bool:
     conv, x = layer(LAYERS[0])
     wanted = conv(x)
-    fuse_narrow(conv)
+    replace_small_convolutions(conv)
     return bool(torch.equal(conv(x), wanted))
 
 
@@ -82,7 +82,7 @@ def warning_of(part: str, wrong: Callable[..., Callable[..., Tensor]], case: tup
     agree, narrow._kernels_agree = narrow._kernels_agree, functools.cache(narrow._kernels_agree.__wrapped__)
     conv, x = layer(case)
     wanted = in_half(conv, x)
-    fuse_narrow(conv)
+    replace_small_convolutions(conv)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert torch.equal(in_half(conv, x), wanted)
@@ -114,7 +114,7 @@ def warnings_of_wrong_kernels() -> list[str]:
 
 def a_copy_has_weights_of_its_own() -> bool:
     conv, x = layer(LAYERS[0])
-    fuse_narrow(conv)
+    replace_small_convolutions(conv)
     for copied in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
         with torch.no_grad():
             copied.weight.zero_()

@@ -9,7 +9,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 
 from densecal.kernels import depthwise
-from densecal.kernels.depthwise import fuse_depthwise
+from densecal.kernels.depthwise import replace_depthwise
 from tests.running import interpreted
 
 
@@ -57,14 +57,14 @@ def test_wrong_kernels_are_not_used(found):
     ids=str,
 )
 def test_other_convolutions_are_left_alone(conv):
-    fuse_depthwise(conv)
+    replace_depthwise(conv)
     assert "forward" not in vars(conv)
 
 
 @pytest.mark.parametrize("conv", [nn.Conv2d(6, 6, 3, padding=1, groups=6), Conv2dSame(6, 6, 5, 2, groups=6)], ids=str)
 def test_on_a_cpu_nothing_changes(conv):
     fused = copy.deepcopy(conv)
-    fuse_depthwise(fused)
+    replace_depthwise(fused)
     x = torch.randn(2, 6, 7, 8)
     assert torch.equal(fused(x), conv(x))
     assert torch.equal(fused(x[0]), conv(x[0]))
@@ -83,7 +83,7 @@ def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):
     conv = nn.Conv2d(6, 6, 3, padding=1, groups=6)
     x = torch.randn(2, 6, 7, 8)
     wanted = conv(x)
-    fuse_depthwise(conv)
+    replace_depthwise(conv)
     with pytest.warns(UserWarning, match=r"depth-wise kernels fail \(no compiler\) on cpu: PyTorch's are used"):
         assert torch.equal(conv(x), wanted)
     depthwise._kernels_agree.cache_clear()
@@ -95,7 +95,7 @@ def test_prediction_tries_the_output_alone(monkeypatch):
     monkeypatch.setattr(depthwise, "agree", lambda *given: gradients.append(given[4]))
     depthwise._kernels_agree.cache_clear()
     conv = nn.Conv2d(6, 6, 3, padding=1, groups=6)
-    fuse_depthwise(conv)
+    replace_depthwise(conv)
     x = torch.randn(2, 6, 7, 8)
     with torch.inference_mode():
         conv(x)

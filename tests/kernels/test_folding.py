@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from densecal.kernels.folding import folded
+from densecal.kernels.folding import fold_normalisation
 from densecal.models import build
 
 
@@ -43,7 +43,7 @@ def assert_same(network, other, size=(2, 3, 96, 64)):
 def test_networks_lose_their_normalisations_and_nothing_else(arch, encoder):
     network = trained(build(arch, encoder))
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    other = folded(network)
+    other = fold_normalisation(network)
     assert normalisations(other) == 0 < normalisations(network)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert_same(network, other)
@@ -73,7 +73,7 @@ class Reused(nn.Module):
 @pytest.mark.parametrize("kind", ["convolution", "normalisation", "output", "dropout"])
 def test_what_is_used_elsewhere_stays(kind):
     network = trained(Reused(kind))
-    other = folded(network)
+    other = fold_normalisation(network)
     assert normalisations(other) == normalisations(network)
     assert_same(network, other)
 
@@ -86,4 +86,4 @@ class Pair(nn.Sequential):
 def test_a_network_of_one_size_or_of_several_outputs_stays():
     parts = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
     for network in (nn.Sequential(*parts, nn.Flatten(2), nn.Linear(96 * 64, 4)), Pair(*parts)):
-        assert folded(trained(network)) is network
+        assert fold_normalisation(trained(network)) is network

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from densecal.kernels import graphs
-from densecal.kernels.graphs import EAGER_BATCHES, MAX_RECORDINGS, replay_inference
+from densecal import kernels
+from densecal.kernels import accelerate, graphs, rehearse
+from densecal.kernels.graphs import EAGER_BATCHES, MAX_RECORDINGS, _Replayed, replay
 from densecal.prediction import predictor as prediction
 from densecal.prediction.ensembles import mc_dropout
 from densecal.training.loop import train
@@ -72,7 +73,7 @@ def network(monkeypatch):
     layers = nn.Conv2d(3, 4, 3, bias=False), nn.Hardtanh(0, 6), nn.Conv2d(4, 1, 1, bias=False)
     network = nn.Sequential(*layers).eval()
     network.device = device
-    replay_inference(network)
+    replay(network, training=False)
     return network
 
 
@@ -275,27 +276,67 @@ def test_dropout_that_is_turned_on_draws_anew(network):
     assert (drawn == 0).any()
 
 
+class OnDevice(nn.Sequential):
+    """A network that says it is on a device which is not here."""
+
+    def __init__(self, device):
+        small, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        super().__init__(small, depthwise, nn.Upsample(scale_factor=2), nn.Conv2d(8, 64, 1))
+        self.device = torch.device(device)
+
+    def parameters(self, recurse=True):
+        if self.device.type == "cpu":
+            return super().parameters(recurse)
+        return iter([types.SimpleNamespace(device=self.device)])
+
+    def replaced(self):
+        return ["forward" in vars(layer) for layer in self]
+
+
+def watch_normalisation(monkeypatch):
+    normalised = []
+    module = pytest.importorskip("densecal.kernels.normalisation")
+    monkeypatch.setattr(module, "replace_normalisation", normalised.append)
+    return normalised
+
+
 @pytest.mark.parametrize(("device", "graphs", "replayed"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
 def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs, replayed, monkeypatch):
-    found = []
-    network = nn.Conv2d(3, 1, 1)
-    monkeypatch.setattr(prediction, "replay_inference", found.append)
-    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
-    monkeypatch.setattr(prediction.importlib.util, "find_spec", lambda _: None)  # nor Triton
-    prediction.prepared(network, torch.device(device), graphs)
-    assert found == [network] * replayed
+    calls = []
+    monkeypatch.setattr(kernels, "replay", lambda *given: calls.append(given))
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: None)  # no Triton
+    network = OnDevice(device)
+    accelerate(network, training=False, graphs=graphs)
+    assert calls == [(network, False)] * replayed
 
 
 def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch):
-    fused = pytest.importorskip("densecal.kernels.normalisation")
-    found = []
-    narrow, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-    network = nn.Sequential(narrow, depthwise, nn.Conv2d(8, 64, 1))
-    monkeypatch.setattr(network, "to", lambda *_, **__: network)  # there is no CUDA here
-    monkeypatch.setattr(fused, "fuse_normalisation", found.append)
-    prediction.prepared(network, torch.device("cuda"))
-    assert found == [network]
-    assert ["forward" in vars(layer) for layer in network] == [True, True, False]
+    network = OnDevice("cuda")
+    normalised = watch_normalisation(monkeypatch)
+    accelerate(network, training=False, graphs=False)
+    assert normalised == [network]
+    assert network.replaced() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "graphs", "replaced"),
+    [(True, True, [True, True, True, False]), (True, False, [False, False, True, False]), (False, True, [False] * 4)],
+)
+def test_a_network_to_be_trained_on_cuda_has_the_kernels_that_gain(monkeypatch, kernels, graphs, replaced):
+    """Launched one by one from a training step, only those of upsampling do."""
+    network = OnDevice("cuda")
+    normalised = watch_normalisation(monkeypatch)
+    assert accelerate(network, training=True, kernels=kernels, graphs=graphs) is network
+    assert network.replaced() == replaced
+    assert normalised == [network] * (kernels and graphs)
+    assert isinstance(network.forward, _Replayed) == graphs
+
+
+def test_a_network_to_be_trained_on_a_cpu_is_left_alone():
+    network = OnDevice("cpu")
+    assert accelerate(network, training=True) is network
+    assert network.replaced() == [False] * 4
+    assert "forward" not in vars(network)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -303,7 +344,7 @@ def test_the_settings_of_a_run_say_whether_its_predictions_are_replayed(graphs, 
     config = small_config("method.name=bce", "optim.epochs=1", f"engine.graphs={graphs}")
     train(config, tmp_path)
     asked = []
-    monkeypatch.setattr(prediction, "prepared", lambda model, device, graphs: asked.append(graphs) or model)
+    monkeypatch.setattr(prediction, "prepare_model", lambda model, device, graphs: asked.append(graphs) or model)
     prediction.load_predictor(tmp_path)
     assert asked == [graphs]
 
@@ -339,3 +380,49 @@ def test_autocast_remembers_no_weights_while_a_graph_is_recorded(network, monkey
             network(torch.rand(2, 3, 8, 8))
     assert remembered == [False]
     assert torch.is_autocast_cache_enabled()
+
+
+@pytest.fixture
+def trained(network, monkeypatch):
+    """The network, replaying its training steps, and how many of them were recorded."""
+    recorded = []
+
+    def graphed(network, images):
+        forward = network.forward
+        recorded.append(images[0].shape)
+        network(images[0]).sum().backward()
+        network.forward = lambda images: forward(images)
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    del network.forward
+    replay(network, training=True)
+    return network.train(), recorded
+
+
+def test_training_steps_are_recorded_once_per_shape_and_predictions_apart(trained):
+    network, recorded = trained
+    for batch in (2, 2, 1, 2):
+        images = torch.rand(batch, 3, 8, 8)
+        torch.testing.assert_close(network(images), plain(network, images))
+    assert [shape[0] for shape in recorded] == [2, 1]
+    assert isinstance(network.forward, _Replayed)
+    with torch.no_grad():
+        use(network.eval(), torch.rand(2, 3, 8, 8))
+    assert len(recorded) == 2
+
+
+def test_a_rehearsal_records_nothing_and_leaves_no_trace(trained):
+    network, recorded = trained
+    network.add_module("norm", nn.BatchNorm2d(1))
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    network.add_module("dropout", nn.Dropout(0.5))
+    images = torch.rand(2, 3, 8, 8)
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    rehearse(network, images)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(weight.grad is None for weight in network.parameters())
+    assert recorded == []
+    assert isinstance(network.forward, _Replayed)

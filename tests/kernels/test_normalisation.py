@@ -17,7 +17,7 @@ def test_kernels_agree_with_pytorch_in_float64():
     assert max(max(differences) for differences in found["networks"].values()) < 1e-3, found
     assert len(found["oddities"]) == 8
     assert all(found["oddities"].values()), found["oddities"]
-    assert max(max(differences) for differences in found["doublings"]) < 1e-5, found["doublings"]
+    assert max(max(differences) for differences in found["upsamplings"]) < 1e-5, found["upsamplings"]
 
 
 def test_where_kernels_do_not_work_pytorch_normalises():
@@ -27,5 +27,5 @@ def test_where_kernels_do_not_work_pytorch_normalises():
     said = network(images)
     fused._running_kernel_agrees.cache_clear()
     with pytest.warns(UserWarning, match="batch normalisation kernels .* on cpu: PyTorch's are used"):
-        fused.fuse_normalisation(network)
+        fused.replace_normalisation(network)
     assert torch.equal(network(images), said)

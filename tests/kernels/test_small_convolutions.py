@@ -9,7 +9,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 
 from densecal.kernels import small_convolutions as narrow
-from densecal.kernels.small_convolutions import fuse_narrow
+from densecal.kernels.small_convolutions import replace_small_convolutions
 from tests.running import interpreted
 
 
@@ -61,14 +61,14 @@ def test_a_copy_has_weights_of_its_own(found):
     ids=str,
 )
 def test_other_convolutions_are_left_alone(conv):
-    fuse_narrow(conv)
+    replace_small_convolutions(conv)
     assert "forward" not in vars(conv)
 
 
 def test_on_a_cpu_nothing_changes():
     conv = nn.Conv2d(6, 4, 3, padding=1)
     fused = copy.deepcopy(conv)
-    fuse_narrow(fused)
+    replace_small_convolutions(fused)
     assert "forward" in vars(fused)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -79,7 +79,7 @@ def test_what_the_kernels_do_not_take_is_for_pytorch(monkeypatch):
     monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
     conv = nn.Conv2d(6, 4, 3, padding=1)
     fused = copy.deepcopy(conv)
-    fuse_narrow(fused)
+    replace_small_convolutions(fused)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(fused(x[0]), conv(x[0]))
@@ -100,7 +100,7 @@ def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = conv(x)
-        fuse_narrow(conv)
+        replace_small_convolutions(conv)
         with pytest.warns(UserWarning, match=r"narrow convolution kernels fail \(no compiler\) on cpu"):
             assert torch.equal(conv(x), wanted)
     narrow._kernels_agree.cache_clear()
@@ -112,7 +112,7 @@ def test_prediction_tries_the_output_alone(monkeypatch):
     monkeypatch.setattr(narrow, "agree", lambda *given: gradients.append(given[4]))
     narrow._kernels_agree.cache_clear()
     conv = nn.Conv2d(6, 4, 3, padding=1)
-    fuse_narrow(conv)
+    replace_small_convolutions(conv)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
         with torch.inference_mode():

@@ -20,6 +20,21 @@ def test_overrides_change_single_keys():
     assert config.method.options["technique"] == "si"
 
 
+@pytest.mark.parametrize(("fused", "kernels"), [(True, True), (False, False)])
+def test_files_of_the_first_version_still_load(fused, kernels):
+    settings = small_config().model_dump(mode="json")
+    del settings["engine"]["kernels"]
+    settings["engine"] |= {"fused": fused, "depthwise": False, "compile": True}
+    engine = parse_config(settings, "config.yaml").engine
+    assert engine.kernels == kernels
+
+
+@pytest.mark.parametrize("key", ["fused", "depthwise", "compile"])
+def test_a_switch_that_is_gone_names_its_successor(key):
+    with pytest.raises(InputError, match=rf"engine.{key}: .*; expected engine.kernels=true"):
+        load_config("demo", [f"engine.{key}=true"])
+
+
 def test_another_method_drops_the_options_of_the_recipes_own():
     assert load_config("demo", ["method.name=bce"]).method.options == {}
     assert load_config("demo", ["method.warmup=2", "method.name=aslp-mei"]).method.options == {"warmup": 2}

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from densecal.errors import InputError
-from densecal.training import run as assembly
-from densecal.training.run import assemble, fabric_of, initial_network, open_run, rehearse
+from densecal.kernels.graphs import _Replayed, replay
+from densecal.training import run as run_module
+from densecal.training.run import assemble, fabric_of, open_run
 from densecal.training.samples import open_data
 from tests.training.common import small_config
 
@@ -21,7 +22,7 @@ def test_a_run_has_the_same_weights_whether_its_network_was_built_beside_the_dat
 
 def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
     built = threading.Event()
-    build = assembly.initial_network
+    build = run_module.initial_network
 
     def announced(*given):
         network = build(*given)
@@ -32,27 +33,10 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
         assert built.wait(60), "data that wait for the network get it"
         return open_data(*given)
 
-    monkeypatch.setattr(assembly, "initial_network", announced)
-    monkeypatch.setattr(assembly, "open_data", slow)
+    monkeypatch.setattr(run_module, "initial_network", announced)
+    monkeypatch.setattr(run_module, "open_data", slow)
     config = small_config()
     open_run(config, fabric_of(config))
-
-
-def test_a_rehearsal_leaves_no_trace():
-    config = small_config("model.options.dropout=0.5")
-    fabric = fabric_of(config)
-    network = initial_network(config, fabric.device)
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    calls = []
-    network.register_forward_hook(lambda *_: calls.append(network.training))
-    torch.manual_seed(3)
-    said = torch.rand(3)
-    torch.manual_seed(3)
-    rehearse(network, fabric, 2, config.data.size)
-    assert calls == [True]
-    assert torch.equal(torch.rand(3), said)
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert all(weight.grad is None for weight in network.parameters())
 
 
 def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_first(monkeypatch):
@@ -63,18 +47,41 @@ def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_
     def missing(*_):
         raise InputError("data", "nothing", "something")
 
-    monkeypatch.setattr(assembly, "open_data", missing)
+    monkeypatch.setattr(run_module, "open_data", missing)
     with pytest.raises(InputError, match="data: "):
         open_run(config, fabric_of(config))
 
 
 @pytest.mark.parametrize("ema", [0, 0.9])
-def test_predictions_are_replayed_by_the_network_that_is_validated_and_before_its_training_is(monkeypatch, ema):
-    replayed = []
-    monkeypatch.setattr(assembly, "_is_replayed", lambda *_: True)
-    for kind in ("inference", "training"):
-        monkeypatch.setattr(assembly, f"replay_{kind}", lambda network, kind=kind: replayed.append((kind, network)))
-    config = small_config(f"optim.ema={ema}", "engine.fused=false")
+def test_the_network_that_is_validated_replays_its_predictions(monkeypatch, ema):
+    monkeypatch.setattr(run_module, "accelerate", lambda network, **_: replay(network, training=True) or network)
+    config = small_config(f"optim.ema={ema}")
     run = assemble(config, fabric_of(config), open_data(config.data))
-    assert replayed == [("inference", run.kept_network), ("training", run.network)]
+    assert isinstance(run.kept_network.forward, _Replayed)
+    assert run.kept_network.forward._network is run.kept_network
     assert (run.kept_network is run.network) == (ema == 0)
+
+
+def test_a_network_is_rehearsed_as_it_is_trained(monkeypatch):
+    calls = []
+    monkeypatch.setattr(run_module, "_is_replayed", lambda *_: True)
+    monkeypatch.setattr(run_module, "rehearse", lambda network, images: calls.append((network, images.shape)))
+    config = small_config("optim.batch=5")
+    run = open_run(config, fabric_of(config))
+    assert calls == [(run.network, (2, 3, config.data.size, config.data.size))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], {"training": True, "kernels": True, "graphs": False}),
+        (["engine.kernels=false"], {"training": True, "kernels": False, "graphs": False}),
+        (["engine.channels_last=false"], {"training": True, "kernels": False, "graphs": False}),
+    ],
+)
+def test_the_engine_s_switches_reach_the_kernels(monkeypatch, settings, expected):
+    calls = []
+    monkeypatch.setattr(run_module, "accelerate", lambda network, **given: calls.append(given) or network)
+    config = small_config(*settings)
+    assemble(config, fabric_of(config), open_data(config.data))
+    assert calls == [expected]

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor, nn
+
+from densecal.kernels.folding import Model, fold_normalisation
+from densecal.kernels.graphs import replay, undisturbed
+
+__all__ = ["accelerate", "counting_kernels", "rehearse"]
+
+
+def accelerate(network: Model, *, training: bool, kernels: bool = True, graphs: bool = True) -> Model:
+    """Make a network as fast as its device allows; its weights, their names and its outputs stay.
+
+    On CUDA, layers compute by Triton kernels for channels-last maps, each tested against PyTorch before its first use,
+    and passes are replayed as CUDA graphs. On a CPU, a network that only predicts has its batch normalisations folded
+    into its convolutions; on CUDA that would gain nothing, since a convolution adds its bias in a pass of its own.
+
+    Args:
+        network: On its device; in evaluation mode unless it is to be trained.
+        training: Whether it is to be trained, or only predicts.
+        kernels: Use the Triton kernels, where Triton is installed.
+        graphs: Replay passes as CUDA graphs. Gradients must then not be accumulated over several batches.
+
+    Returns:
+        The network itself, or a copy of it.
+    """
+    if next(network.parameters()).device.type != "cuda":
+        return network if training else fold_normalisation(network)
+    if kernels and importlib.util.find_spec("triton") is not None:
+        _replace_layers(network, all_kinds=graphs or not training)
+    if graphs:
+        replay(network, training)
+    return network
+
+
+def rehearse(network: nn.Module, images: Tensor) -> None:
+    """Take a training step that leaves no trace, so that kernels are compiled before the first one that counts."""
+    # too little memory for a rehearsal is no reason to stop
+    with contextlib.suppress(torch.OutOfMemoryError), undisturbed(network, images.device):
+        network(images).sum().backward()
+    network.zero_grad()
 
 
 def counting_kernels(device: torch.device, agree: Callable[[ModuleType, torch.device], bool]) -> ModuleType | None:
@@ -34,3 +72,22 @@ def counting_kernels(device: torch.device, agree: Callable[[ModuleType, torch.de
         warnings.warn(f"counting kernels {problem} on {device}: PyTorch's are used", stacklevel=3)
         return None
     return counting
+
+
+def _replace_layers(network: nn.Module, all_kinds: bool) -> None:
+    """Let the layers of a network compute by our kernels.
+
+    Upsampling is always faster. The other kernels are so small that launching them one by one from a training step
+    costs what they gain.
+    """
+    from densecal.kernels.upsampling import replace_upsampling
+
+    replace_upsampling(network)
+    if all_kinds:
+        from densecal.kernels.depthwise import replace_depthwise
+        from densecal.kernels.normalisation import replace_normalisation
+        from densecal.kernels.small_convolutions import replace_small_convolutions
+
+        replace_normalisation(network)
+        replace_small_convolutions(network)
+        replace_depthwise(network)

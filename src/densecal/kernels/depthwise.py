@@ -228,7 +228,7 @@ def _tiles(rows: int, across: int, wide: int) -> int:
     return int(triton.cdiv(rows, _BLOCK_M // wide) * triton.cdiv(across, wide))
 
 
-def fuse_depthwise(network: nn.Module) -> None:
+def replace_depthwise(network: nn.Module) -> None:
     """Let the depth-wise convolutions of a network on CUDA use the kernels of this file."""
     replace_forward(network, _fits, _forward)
 

@@ -1,7 +1,7 @@
 """Folding batch normalisation into convolutions: a network that only predicts need not normalise.
 
-In evaluation a normalisation is one factor and one offset a channel, which the convolution before it can have in its
-weights. Which one that is the modules do not say; it shows when an image passes through them.
+In evaluation a normalisation is one factor and one offset per channel, which the convolution before it can take into
+its weights. The modules do not say which convolution that is, so an image is passed through them and watched.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 Model = TypeVar("Model", bound=nn.Module)
 
 _SIDE = 64
-"""Of the image that is watched."""
+"""Side of that image."""
 _TOLERANCE = 1e-6
 _FROZEN = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
-"""Of timm and torchvision: they normalise in evaluation's way even when they train."""
+"""Of timm and torchvision: they use running statistics in training too."""
 
 
 @torch.no_grad()
-def folded(model: Model) -> Model:
-    """A copy of a model without the normalisations that follow a convolution.
+def fold_normalisation(model: Model) -> Model:
+    """Copy a model without the normalisations that follow a convolution.
 
     Args:
         model: In evaluation mode; takes images (B, 3, H, W).
 
     Returns:
-        The model itself, if it does not take a small image or the copy would say something else of it.
+        The model itself, if it does not take a small image or the copy computes something else for it.
     """
     weights = next(model.parameters())
     # a GPU rounds more coarsely than a wrong copy may differ
     copied = copy.deepcopy(model).to("cpu", torch.float64)
     image = torch.rand(1, 3, _SIDE, _SIDE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     try:
-        pairs, said = _watched(copied, image)
-        places = {child: (parent, name) for parent in copied.modules() for name, child in parent.named_children()}
+        pairs, output = _watch(copied, image)
+        parents = {child: (parent, name) for parent in copied.modules() for name, child in parent.named_children()}
         for convolution, norm in pairs:
             convolution.weight, convolution.bias = fuse_conv_bn_weights(
                 convolution.weight, convolution.bias,
                 norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
             )  # fmt: skip
-            parent, name = places[norm]
-            # timm's may have its activation inside
+            parent, name = parents[norm]
+            # timm's normalisation may contain its activation
             setattr(parent, name, nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity())
-        difference = (copied(image) - said).abs().max()
+        difference = (copied(image) - output).abs().max()
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):  # images of one size, or no tensor
         return model
-    return copied.to(weights) if difference <= _TOLERANCE * said.abs().max() else model
+    return copied.to(weights) if difference <= _TOLERANCE * output.abs().max() else model
 
 
-def _watched(model: nn.Module, image: Tensor) -> tuple[list[tuple[Any, Any]], Tensor]:
-    """Convolutions with the normalisations that their output goes to, each used once, and what the model says."""
-    came_from: dict[int, nn.Module] = {}
+def _watch(model: nn.Module, image: Tensor) -> tuple[list[tuple[Any, Any]], Tensor]:
+    """Find convolutions with the normalisations that their output goes to, each used once, and the model's output."""
+    source: dict[int, nn.Module] = {}
     kept, pairs, uses = [], [], dict.fromkeys(model.modules(), 0)
 
     def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         uses[module] += 1
-        before = came_from.get(id(inputs[0])) if inputs else None
+        before = source.get(id(inputs[0])) if inputs else None
         if isinstance(before, nn.Conv2d) and _foldable(module):
             pairs.append((before, module))
-        if not isinstance(module, nn.Identity):  # which hands its input on
-            came_from[id(output)] = module
-        kept.append(output)  # so that no other tensor gets its number
+        if not isinstance(module, nn.Identity):  # whose output is its input
+            source[id(output)] = module
+        kept.append(output)  # keeps ids unique
 
     hooks = [module.register_forward_hook(watch) for module in uses if _foldable(module) or not any(module.children())]
     try:
-        said = model(image)
+        logits = model(image)
     finally:
         for hook in hooks:
             hook.remove()
-    return [pair for pair in pairs if all(uses[module] == 1 for module in pair)], said
+    return [pair for pair in pairs if all(uses[module] == 1 for module in pair)], logits
 
 
 def _foldable(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""CUDA graphs: the network's forward and backward pass recorded once a shape of batch, and replayed."""
+"""CUDA graphs: the network's forward and backward pass recorded once per batch shape, and replayed."""
 
 from __future__ import annotations
 
@@ -15,99 +15,96 @@ from torch import Tensor, nn
 Forward = Callable[[Tensor], Tensor]
 
 EAGER_BATCHES = 2
-"""Predictions of a shape before it is recorded: they have its kernels chosen and translated, which no graph can."""
+"""Predictions of a shape before it is recorded: they choose and compile its kernels, which no graph can."""
 MAX_RECORDINGS = 4
-"""A data set needs two, for its batches and for the last of them; tiles of small images would need dozens."""
+"""A data set needs two, one for its full batches and one for the last. Tiles of small images would need dozens."""
 
 _DEVICES = ("cuda",)
 _ONE_AT_A_TIME = threading.Lock()
 """A process may record one graph at a time."""
 
 
-def replay_training(network: nn.Module) -> None:
-    """Let a network on a CUDA device replay its training steps.
+def replay(network: nn.Module, training: bool) -> None:
+    """Let a network on a CUDA device replay its passes.
 
-    A small network spends most of a step waiting for Python to launch its kernels; a graph launches them all at once.
-    Prediction stays as it is. Gradients live in fixed memory that the next replay overwrites, so they must not be
-    accumulated over several batches.
+    A small network spends most of a step waiting for Python to launch its kernels. A graph launches them all at once.
+    Weights may change later, in place; layers and hooks may not. The gradients of a replayed step live in fixed memory
+    that the next replay overwrites, so they must not be accumulated over several batches.
+
+    A recording keeps the memory of a pass. There are a few of predictions at most, and none where less than half of the
+    device's memory is free, not counting what PyTorch holds in reserve.
+
+    Args:
+        network: Any that maps images to logits.
+        training: Replay training steps too, not only predictions.
     """
-    eager: Forward = network.forward
-    recorded: dict[torch.Size, Forward] = {}
-
-    def forward(images: Tensor) -> Tensor:
-        if not (network.training and torch.is_grad_enabled()):
-            return eager(images)
-        if images.shape not in recorded:
-            recorded[images.shape] = _recorded(network, eager, images)
-            network.forward = forward
-        return recorded[images.shape](images)
-
-    network.forward = forward
-
-
-def replay_inference(network: nn.Module) -> None:
-    """Let a network on a CUDA device replay its predictions, wherever no gradient is recorded.
-
-    A network that also replays its training gets this first. Weights may change later, in place; layers and hooks may
-    not. A recording keeps the memory of a forward pass, so there are a few of them at most, and none where less than
-    half of the device's memory is free, not counting what PyTorch holds in reserve.
-    """
-    network.forward = _Replayed(network)
+    network.forward = _Replayed(network, training)
 
 
 class _Replayed:
     """The forward pass of a network, with its recordings; a copy of the network makes its own."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._eager: Forward = network.forward
+    def __init__(self, network: nn.Module, training: bool) -> None:
+        self.eager: Forward = network.forward
+        self._network, self._training = network, training
         self._forget()
 
     def _forget(self) -> None:
-        self._seen: Counter[Any] = Counter()
-        self._recorded: dict[Any, Forward] = {}
+        self._uses: Counter[Any] = Counter()
+        self._predictions: dict[Any, Forward] = {}
+        self._steps: dict[torch.Size, Forward] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_network": self._network, "_eager": self._eager}
+        return {"eager": self.eager, "_network": self._network, "_training": self._training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
 
     def __call__(self, images: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or images.device.type not in _DEVICES:
-            return self._eager(images)
+        if images.device.type not in _DEVICES:
+            return self.eager(images)
+        if not torch.is_grad_enabled():
+            return self._predict(images)
+        return self._step(images) if self._training and self._network.training else self.eager(images)
+
+    def _step(self, images: Tensor) -> Tensor:
+        if images.shape not in self._steps:
+            self._steps[images.shape] = _record_step(self._network, images)
+        return self._steps[images.shape](images)
+
+    def _predict(self, images: Tensor) -> Tensor:
         # MC dropout sets some of the layers to training, and draws anew for every batch
         if any(module.training for module in self._network.modules()):
-            return self._eager(images)
+            return self.eager(images)
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        stream = torch.cuda.current_stream(images.device)  # a graph that ran on two at once would meet itself
+        stream = torch.cuda.current_stream(images.device)  # one graph cannot run on two streams at once
         key = images.shape, images.stride(), images.dtype, precision, stream
         with self._lock:
-            if key not in self._recorded:
-                self._seen[key] += 1
-                if self._seen[key] <= EAGER_BATCHES or len(self._recorded) == MAX_RECORDINGS:
-                    return self._eager(images)
+            if key not in self._predictions:
+                self._uses[key] += 1
+                if self._uses[key] <= EAGER_BATCHES or len(self._predictions) == MAX_RECORDINGS:
+                    return self.eager(images)
                 free, total = torch.cuda.mem_get_info(images.device)
                 if free < total // 2:
-                    return self._eager(images)
-                self._recorded[key] = self._record(images)
-            return self._recorded[key](images)
+                    return self.eager(images)
+                self._predictions[key] = self._record(images)
+            return self._predictions[key](images)
 
     def _record(self, images: Tensor) -> Forward:
-        self._network.eval()  # layers that keep products of their weights, as some of timm's do, let go of them
+        self._network.eval()  # some layers of timm keep products of their weights until they are set to evaluation
         try:
             with _ONE_AT_A_TIME:
-                return _Recording(self._eager, images)
+                return _Recording(self.eager, images)
         except RuntimeError as error:  # out of memory, or a layer that asks the device for a number
             problem = " ".join(str(error).split())[:200]
-            warnings.warn(f"predictions are not replayed by a CUDA graph: {problem}", stacklevel=5)
-            return self._eager
+            warnings.warn(f"predictions are not replayed by a CUDA graph: {problem}", stacklevel=6)
+            return self.eager
 
 
 class _Recording:
-    """A forward pass on images of one shape as a graph, which reads and writes fixed memory."""
+    """A forward pass on images of one shape as a graph that reads and writes fixed memory."""
 
     def __init__(self, eager: Forward, images: Tensor) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -124,29 +121,33 @@ class _Recording:
         return self._logits.clone()
 
 
-def _recorded(network: nn.Module, eager: Forward, images: Tensor) -> Forward:
-    """The network's forward pass on images of one shape as a graph that leaves no trace of its warm-up."""
-    network.forward = eager
+def _record_step(network: nn.Module, images: Tensor) -> Forward:
+    """Record the forward and backward pass of a network on images of one shape, without a trace of the warm-up."""
     with undisturbed(network, images.device), _uncached_autocast():
         torch.cuda.make_graphed_callables(network, (images.detach().clone(),))
-    graphed: Forward = network.forward
+        graphed: Forward = network.forward
     return graphed
 
 
 def _uncached_autocast() -> torch.autocast:
-    """Autocast as it is, but for its memory of weights: a graph may not read any that were cast outside of it."""
+    """Autocast as it is, without its cache: a graph must not read weights that were cast outside of it."""
     precision, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
     return torch.autocast("cuda", precision, enabled=enabled, cache_enabled=False)
 
 
 @contextlib.contextmanager
 def undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Let a network be tried, and leave its statistics and the random numbers to come as they were."""
+    """Compute without replays, and restore the network's statistics and the state of random numbers afterwards."""
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    forward = network.forward
+    if isinstance(forward, _Replayed):
+        network.forward = forward.eager
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
+        if isinstance(forward, _Replayed):
+            network.forward = forward
         with torch.no_grad():
             for name, buffer in network.named_buffers():
                 buffer.copy_(statistics[name])

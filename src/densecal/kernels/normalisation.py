@@ -282,7 +282,7 @@ class _Plan:
         launch(kernel, self.grid, *tensors, *sizes, **blocks, num_warps=_WARPS, **options)
 
 
-def fuse_normalisation(network: nn.Module) -> None:
+def replace_normalisation(network: nn.Module) -> None:
     """Let the batch normalisations of a network, with the activations behind them, use the kernels of this file.
 
     Weights, buffers and their names stay as they are. PyTorch does what the kernels cannot: a gradient through a

@@ -173,7 +173,7 @@ def _tiles(x: Tensor) -> int:
     return int(len(x) * triton.cdiv(x.shape[2], _PIXELS // _WIDE) * triton.cdiv(x.shape[3], _WIDE))
 
 
-def fuse_narrow(network: nn.Module) -> None:
+def replace_small_convolutions(network: nn.Module) -> None:
     """Let the convolutions of a network between few channels use the kernels of this file in half precision."""
     replace_forward(network, _fits, _forward)
 

@@ -6,16 +6,21 @@ autocast they also go through float32.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from densecal.kernels.launch import launch
+from densecal.kernels.layers import replace_forward
+from densecal.kernels.self_test import agree
 
 NEAREST, BILINEAR, BILINEAR_CORNERS = 0, 1, 2
+_DEVICES = ("cuda",)
 _TILE = 2048
 _REACH = {NEAREST: 2, BILINEAR: 4, BILINEAR_CORNERS: 6}
 """Outputs that an input can touch, in one dimension; those of input i begin at 2 i - REACH / 2 + 1."""
@@ -128,3 +133,56 @@ def _launch(kernel: Any, a: Tensor, b: Tensor, pixels: int, height: int, width: 
     block_m = _TILE // block_c
     grid = (triton.cdiv(pixels, block_m), triton.cdiv(channels, block_c))
     launch(kernel, grid, a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **how)
+
+
+def replace_upsampling(network: nn.Module) -> None:
+    """Let a network double the size of its maps by the kernels of this file, in the maps' own precision."""
+    replace_forward(network, _doubles, _forward_upsample)
+    replace_forward(network, _is_unet_block, _forward_unet_block)
+
+
+def _doubles(module: nn.Module) -> bool:
+    return type(module) is nn.Upsample and module.scale_factor == 2 and module.mode in ("nearest", "bilinear")
+
+
+def _is_unet_block(module: nn.Module) -> bool:
+    """Whether a module is a decoder block of smp's U-Net, which upsamples by a function rather than a layer."""
+    return type(module).__name__ == "UnetDecoderBlock" and module.interpolation_mode == "nearest"
+
+
+def _forward_upsample(layer: nn.Upsample, x: Tensor) -> Tensor:
+    kind = NEAREST if layer.mode == "nearest" else BILINEAR_CORNERS if layer.align_corners else BILINEAR
+    if _is_supported(x, kind):
+        return Doubling.apply(x, kind)  # type: ignore[no-any-return]
+    return type(layer).forward(layer, x)
+
+
+def _forward_unet_block(
+    block: Any, x: Tensor, height: int, width: int, skip_connection: Tensor | None = None
+) -> Tensor:
+    if (height, width) != (2 * x.shape[2], 2 * x.shape[3]) or not _is_supported(x, NEAREST):
+        return type(block).forward(block, x, height, width, skip_connection)  # type: ignore[no-any-return]
+    x = Doubling.apply(x, NEAREST)
+    if skip_connection is not None:
+        x = block.attention1(torch.cat([x, skip_connection], dim=1))
+    return block.attention2(block.conv2(block.conv1(x)))  # type: ignore[no-any-return]
+
+
+def _is_supported(x: Tensor, kind: int) -> bool:
+    return x.device.type in _DEVICES and _kernels_agree(x.device, kind, torch.is_grad_enabled())
+
+
+@functools.cache
+def _kernels_agree(device: torch.device, kind: int, training: bool) -> bool:
+    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    x, gradient = torch.randn(2, 5, 4, 7, generator=random), torch.randn(2, 5, 8, 14, generator=random)
+    mode = "nearest" if kind == NEAREST else "bilinear"
+    corners = None if kind == NEAREST else kind == BILINEAR_CORNERS
+    return agree(
+        f"{mode} upsampling",
+        lambda x: Doubling.apply(x, kind),
+        lambda x: interpolate(x, scale_factor=2.0, mode=mode, align_corners=corners),
+        [x],
+        gradient if training else None,
+        device,
+    )

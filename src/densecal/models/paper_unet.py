@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from densecal.models.encoders import FeaturePyramid
 from densecal.models.registry import architecture
-from densecal.models.resizing import doubled
 
 DILATIONS = (3, 6, 12, 18)
 
@@ -57,10 +56,11 @@ class Fusion(nn.Module):
         super().__init__()
         self.rcu1 = ResidualConvUnit(channels)
         self.rcu2 = ResidualConvUnit(channels)
+        self.upsample = upsample(align_corners=True)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         """Fuse two maps of one size into one of twice the size."""
-        return upsample(self.rcu2(x + self.rcu1(skip)), align_corners=True)
+        return self.upsample(self.rcu2(x + self.rcu1(skip)))  # type: ignore[no-any-return]
 
 
 class PaperUNet(nn.Module):
@@ -84,8 +84,10 @@ class PaperUNet(nn.Module):
         self.encoder = FeaturePyramid(encoder)
         self.laterals = nn.ModuleList(Lateral(width, channels) for width in self.encoder.channels)
         self.deepest = ResidualConvUnit(channels)
+        self.upsample_deepest = upsample(align_corners=True)
         self.fusions = nn.ModuleList(Fusion(channels) for _ in self.encoder.channels[:-1])
         self.head1 = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.upsample_head = upsample(align_corners=False)
         self.head2 = nn.Conv2d(channels // 2, 32, 3, padding=1)
         self.head3 = nn.Conv2d(32, classes, 1)
 
@@ -93,16 +95,16 @@ class PaperUNet(nn.Module):
         """Map normalised images, sides multiples of 32, to logits of their size."""
         features = self.encoder(images)
         skips = [lateral(feature) for lateral, feature in zip(self.laterals, features, strict=True)]
-        x = upsample(self.deepest(skips[-1]), align_corners=True)
+        x = self.upsample_deepest(self.deepest(skips[-1]))
         for fusion, skip in zip(self.fusions, reversed(skips[:-1]), strict=True):
             x = fusion(x, skip)
-        x = upsample(self.head1(x), align_corners=False)
+        x = self.upsample_head(self.head1(x))
         return self.head3(functional.relu(self.head2(x)))  # type: ignore[no-any-return]
 
 
-def upsample(x: Tensor, align_corners: bool) -> Tensor:
-    """Double the size bilinearly; the authors align corners in the decoder and not in the head."""
-    return doubled(x, "bilinear", align_corners)
+def upsample(align_corners: bool) -> nn.Upsample:
+    """Build a layer that doubles the size; the authors align corners in the decoder and not in the head."""
+    return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=align_corners)
 
 
 @architecture("paper-unet")

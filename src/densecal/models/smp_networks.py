@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch import nn
 
 from densecal.models.encoders import encoder_options, import_extra, skeleton
 from densecal.models.registry import architecture
-from densecal.models.resizing import doubled
 
 
 @architecture("unet")
 def unet(encoder: str, classes: int, **options: Any) -> nn.Module:
     """Build smp's U-Net."""
-    model: Any = _build("Unet", encoder, classes, options)
-    for block in model.decoder.blocks:
-        block.forward = partial(_decode, block)
-    return model  # type: ignore[no-any-return]
-
-
-def _decode(block: Any, x: Tensor, height: int, width: int, skip_connection: Tensor | None = None) -> Tensor:
-    """The decoder block of smp, but for a faster upsampling."""
-    if block.interpolation_mode == "nearest" and (height, width) == (2 * x.shape[2], 2 * x.shape[3]):
-        x = doubled(x, "nearest")
-    else:
-        x = interpolate(x, size=(height, width), mode=block.interpolation_mode)
-    if skip_connection is not None:
-        x = block.attention1(torch.cat([x, skip_connection], dim=1))
-    return block.attention2(block.conv2(block.conv1(x)))  # type: ignore[no-any-return]
+    return _build("Unet", encoder, classes, options)
 
 
 @architecture("fpn")

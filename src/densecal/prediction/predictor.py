@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from torch.nn.functional import interpolate
 
 from densecal import posthoc
 from densecal.errors import InputError
-from densecal.kernels.folding import Model, folded
-from densecal.kernels.graphs import replay_inference
+from densecal.kernels import accelerate
+from densecal.kernels.folding import Model
 from densecal.models import build
 from densecal.models.criterion import is_plain
 from densecal.posthoc import Calibrator
@@ -148,36 +147,20 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
     calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
-    model = prepared(model, where, config.engine.graphs and is_plain(model.network))
+    model = prepare_model(model, where, config.engine.graphs and is_plain(model.network))
     return Predictor(model, config, where, None if calibrator is None else calibrator.to(where))
 
 
-def prepared(model: Model, device: torch.device, graphs: bool = False) -> Model:
-    """Put a network on a device in evaluation mode, with the layers that are fastest there.
-
-    On CUDA one kernel does a normalisation and its activation, and depth-wise convolutions and those between few
-    channels have kernels of ours; elsewhere normalisations are folded into convolutions, where they can be. Folding is
-    no gain on CUDA: a convolution there adds its offsets in a pass of its own.
+def prepare_model(model: Model, device: torch.device, graphs: bool = False) -> Model:
+    """Put a network on a device in evaluation mode, as fast as the device allows.
 
     Args:
         model: The network.
-        device: Where to.
+        device: Where it predicts.
         graphs: Replay predictions by CUDA graphs, on CUDA.
     """
-    model = model.to(device).to(memory_format=torch.channels_last).eval()  # as images come
-    if device.type != "cuda":
-        return folded(model)
-    if importlib.util.find_spec("triton") is not None:
-        from densecal.kernels.depthwise import fuse_depthwise
-        from densecal.kernels.normalisation import fuse_normalisation
-        from densecal.kernels.small_convolutions import fuse_narrow
-
-        fuse_normalisation(model)
-        fuse_narrow(model)
-        fuse_depthwise(model)
-    if graphs:
-        replay_inference(model)
-    return model
+    model = model.to(device).to(memory_format=torch.channels_last).eval()  # the layout of decoded images
+    return accelerate(model, training=False, graphs=graphs)
 
 
 def _own_calibrator(run: Path, config: Config) -> Calibrator | None:

@@ -192,6 +192,10 @@ class OptimConfig(Section):
         return self
 
 
+REMOVED_ENGINE_KEYS = ("compile", "fused", "depthwise")
+"""Switches of densecal 0.1. Files may still have them."""
+
+
 class EngineConfig(Section):
     """Where and how it runs.
 
@@ -202,12 +206,9 @@ class EngineConfig(Section):
         nodes: Machines.
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
         channels_last: Memory layout; the faster one on CPU and CUDA alike.
-        compile: ``torch.compile`` the network; minutes before the first step.
-        graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate`` and ``compile``,
-            and the predictions of the trained model.
-        fused: Batch normalisation and convolutions between few channels by densecal's own CUDA kernels, where steps
-            are replayed; the predictions of the trained model always have them.
-        depthwise: Depth-wise convolutions by densecal's own CUDA kernels too, beside ``fused``.
+        graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate``, and the
+            predictions of the trained model.
+        kernels: Train with densecal's own CUDA kernels. Prediction always uses them.
         bins: Bins of the validation's calibration errors.
         loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
             installed, unless given.
@@ -219,12 +220,21 @@ class EngineConfig(Section):
     nodes: Positive = 1
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     channels_last: bool = True
-    compile: bool = False
     graphs: bool = True
-    fused: bool = True
-    depthwise: bool = True
+    kernels: bool = True
     bins: Annotated[int, Field(ge=1, le=1000)] = 10
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_old_keys(cls, settings: Any) -> Any:
+        """Read the files of densecal 0.1, which had three switches where there is one."""
+        if not isinstance(settings, dict):
+            return settings
+        kept = {key: value for key, value in settings.items() if key not in REMOVED_ENGINE_KEYS}
+        if settings.get("fused") is False:
+            kept.setdefault("kernels", False)
+        return kept
 
 
 class Config(Section):
@@ -340,6 +350,8 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise InputError(override, "no value", "key.sub=value, such as optim.lr=1e-4")
+    if key in (f"engine.{name}" for name in REMOVED_ENGINE_KEYS):
+        raise InputError(key, "a switch that is gone", "engine.kernels=true or engine.kernels=false")
     try:
         value = parse_yaml(text, key, "a value")
     except InputError:
@@ -349,15 +361,15 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         with contextlib.suppress(ValueError):
             value = float(value)
     *sections, last = key.split(".")
-    place = settings
+    target = settings
     for section in sections:
-        inner = place.setdefault(section, {})
+        inner = target.setdefault(section, {})
         if inner is None:
-            inner = place[section] = {}
+            inner = target[section] = {}
         if not isinstance(inner, dict):
             raise InputError(key, f"{section!r} holds a value", "a section")
-        place = inner
-    place[last] = value
+        target = inner
+    target[last] = value
 
 
 def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:

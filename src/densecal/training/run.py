@@ -1,9 +1,8 @@
-"""What a run is put together from: the network, the method, the optimizers, and the ways to make a step fast."""
+"""What a run consists of: data, network, method and optimizers, put together on their device."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
 from densecal.errors import InputError
-from densecal.kernels.graphs import replay_inference, replay_training, undisturbed
+from densecal.kernels import accelerate, rehearse
 from densecal.methods import Method, create
 from densecal.models import SegmentationModel, build
 from densecal.models.criterion import Criterion, criterion_of, is_plain
@@ -54,7 +53,7 @@ class Run:
 
 
 def fabric_of(config: Config) -> Fabric:
-    """The devices, processes and precision that a configuration asks for."""
+    """Choose the devices, processes and precision that a configuration asks for."""
     engine = config.engine
     cuda = torch.cuda.is_available() if engine.accelerator == "auto" else engine.accelerator == "cuda"
     if cuda and not torch.cuda.is_available():
@@ -71,10 +70,10 @@ def fabric_of(config: Config) -> Fabric:
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run:
-    """Open the data of a run and assemble it; the network is built and tried while images are packed."""
+    """Open the data of a run and assemble it. The network is built and its kernels compiled while images are packed."""
     failed = threading.Event()
     with ThreadPoolExecutor(1) as beside:
-        building = beside.submit(_tried_network, config, fabric, failed)
+        building = beside.submit(_build_and_rehearse, config, fabric, failed)
         try:
             data = open_data(config.data, progress)
         except BaseException:
@@ -83,46 +82,31 @@ def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run
     return assemble(config, fabric, data, building.result())
 
 
-def _tried_network(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
-    # a thread begins on the first device
+def _build_and_rehearse(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
+    # a new thread starts on the first device
     with torch.cuda.device(fabric.device) if fabric.device.type == "cuda" else contextlib.nullcontext():
         network = fast_network(config, fabric)
         if _is_replayed(network, config, fabric) and not failed.is_set():
-            rehearse(network, fabric, min(2, config.optim.batch), config.data.size)
+            shape = min(2, config.optim.batch), 3, config.data.size, config.data.size
+            images = torch.zeros(shape, device=fabric.device).contiguous(memory_format=torch.channels_last)
+            with fabric.autocast():
+                rehearse(network, images)
     return network
-
-
-def rehearse(network: SegmentationModel, fabric: Fabric, batch: int, size: int) -> None:
-    """Take a step on black images that leaves no trace: Triton needs seconds to translate the kernels of one."""
-    images = torch.zeros(batch, 3, size, size, device=fabric.device).contiguous(memory_format=torch.channels_last)
-    # one that finds no room is none
-    with contextlib.suppress(torch.OutOfMemoryError), undisturbed(network, fabric.device), fabric.autocast():
-        network(images).sum().backward()
-    network.zero_grad()
 
 
 def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
-    """The initial network, with kernels of ours where its steps are replayed; launched one by one they are no gain."""
+    """Build the initial network, as fast as its device allows."""
     network = initial_network(config, fabric.device)
     engine = config.engine
-    wanted = engine.fused and engine.channels_last and importlib.util.find_spec("triton") is not None
-    if wanted and _is_replayed(network, config, fabric):
-        from densecal.kernels.normalisation import fuse_normalisation
-        from densecal.kernels.small_convolutions import fuse_narrow
-
-        fuse_normalisation(network)
-        fuse_narrow(network)
-        if engine.depthwise:
-            from densecal.kernels.depthwise import fuse_depthwise
-
-            fuse_depthwise(network)
-    return network
+    # the kernels are for channels-last maps
+    kernels, graphs = engine.kernels and engine.channels_last, _is_replayed(network, config, fabric)
+    return accelerate(network, training=True, kernels=kernels, graphs=graphs)
 
 
 def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> bool:
     """Whether the steps of a run are replayed by CUDA graphs."""
     alone = fabric.world_size == 1 and config.optim.accumulate == 1
-    wanted = fabric.device.type == "cuda" and config.engine.graphs and not config.engine.compile
+    wanted = fabric.device.type == "cuda" and config.engine.graphs
     return wanted and alone and is_plain(network.network)
 
 
@@ -170,12 +154,6 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
             "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another"
         )
     optimizers = create_optimizers(network.network, optim)
-    if engine.compile:
-        # batches come in two sizes: two static graphs, where one dynamic graph takes minutes or never ends
-        network.compile(dynamic=False)
-    if _is_replayed(network, config, fabric):
-        replay_inference(network if average is None else average.network)
-        replay_training(network)
     model, *ready = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, ready, strict=True))
     resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]

@@ -1,0 +1,91 @@
+"""The kernels and graphs on a CUDA device, as users run them; elsewhere they are tested in Triton's interpreter."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from densecal.kernels import accelerate, rehearse
+from densecal.metrics import CalibrationMeter
+from densecal.models import build
+from densecal.training.loop import train
+from tests.training.common import small_config
+
+pytestmark = pytest.mark.gpu
+
+NETWORKS = [("unet", "tf_efficientnet_lite0"), ("unet", "resnet50"), ("paper-unet", "resnet18")]
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_is_refused():
+    """A kernel that fails its own test is replaced by PyTorch's, after a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* kernels ")
+        warnings.filterwarnings("error", message=".*not replayed")
+        yield
+
+
+def pair(arch, encoder):
+    """A network on the device, and its copy in float64."""
+    torch.manual_seed(0)
+    network = build(arch, encoder).to("cuda", memory_format=torch.channels_last)
+    return network, copy.deepcopy(network).double()
+
+
+def images(batch=4):
+    random = torch.Generator().manual_seed(1)
+    return torch.rand(batch, 3, 64, 64, generator=random).cuda().contiguous(memory_format=torch.channels_last)
+
+
+def share(a, b):
+    return float((a.double() - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize(("arch", "encoder"), NETWORKS)
+def test_predictions_are_those_of_pytorch(arch, encoder):
+    network, reference = (one.eval() for one in pair(arch, encoder))
+    network = accelerate(network, training=False)
+    with torch.no_grad():
+        expected = reference(images().double())
+        for _ in range(5):  # eager, recorded, replayed
+            assert share(network(images()), expected) < 1e-3
+
+
+@pytest.mark.parametrize(("arch", "encoder"), NETWORKS)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_gradients_are_those_of_pytorch(arch, encoder, graphs):
+    network, reference = pair(arch, encoder)
+    network = accelerate(network, training=True, graphs=graphs)
+    rehearse(network, images(2))
+    for _ in range(3):
+        gradients = []
+        for one, given in ((network, images()), (reference, images().double())):
+            one.zero_grad(set_to_none=False)
+            one(given).square().mean().backward()
+            gradients.append(torch.cat([weight.grad.flatten() for weight in one.parameters()]))
+        assert share(*gradients) < 1e-2
+    for one, other in zip(network.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-3, atol=1e-4)
+
+
+def test_pixels_are_counted_as_on_a_cpu():
+    random = torch.Generator().manual_seed(0)
+    p = torch.randn(3, 1, 400, 500, generator=random).mul(8).sigmoid()
+    masks = (torch.rand(p.shape, generator=random) < p).float()
+    meters = {device: CalibrationMeter() for device in ("cpu", "cuda")}
+    for device, meter in meters.items():
+        for _ in range(3):  # past a million pixels, where fine bins take over
+            meter.update(p.to(device), masks.to(device))
+    found, expected = (meters[device].compute().as_dict() for device in ("cuda", "cpu"))
+    for name in expected.keys() - {"ci"}:
+        assert found[name] == pytest.approx(expected[name], abs=1e-12), name
+
+
+def test_a_run_trains_with_kernels_as_it_does_without(tmp_path):
+    losses = []
+    for kernels in (True, False):
+        settings = ["method.name=bce", "engine.accelerator=cuda", "engine.precision=32-true"]
+        config = small_config(*settings, f"engine.kernels={kernels}", f"engine.graphs={kernels}")
+        losses.append(train(config, tmp_path / str(kernels)).nll)
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
