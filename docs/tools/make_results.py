@@ -1,27 +1,36 @@
 """The tables and plots of docs/results.md and README.md: `python docs/tools/make_results.py`.
 
-They are made from the JSON under docs/results. A table stands between `<!-- made: NAME -->` and `<!-- end -->`;
-everything else of a page is written by hand.
+They are made from docs/results/NAME.jsonl, one packed benchmark each. A benchmark that was run in docs/results/NAME is
+packed first. `--unpack NAME` lays a packed one out there, so that the cells that are missing can be run. A table stands
+between `<!-- made: NAME -->` and `<!-- end -->`; everything else of a page is written by hand.
 """
 
+import argparse
 import contextlib
 import functools
+import io
 import itertools
 import json
 import re
 import statistics
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from PIL import Image
 
 from densecal.benchmark.matrix import load_matrix
-from densecal.benchmark.summary import results, summarise
+from densecal.benchmark.packed import pack, unpack
+from densecal.benchmark.studies import convergence, sweeps
+from densecal.benchmark.summary import Summary, results, summarise
 from densecal.io.atomic import rounded
+from densecal.report.benchmark_figures import convergence_figure, sweep_figure
 from densecal.report.figures import CYCLE, GREY
 
 DOCS = Path(__file__).parents[1]
+RESULTS = DOCS / "results"
 PAGES = [DOCS / "results.md", DOCS.parent / "README.md"]
 BLOCK = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TEMPERATURE = "temperature"
@@ -84,14 +93,21 @@ BAND = [
 
 
 @functools.cache
+def summary_of(name: str) -> Summary:
+    """A packed benchmark."""
+    matrix = RESULTS / f"{name}.yaml"
+    if not matrix.is_file():  # a study whose matrix is an example
+        matrix = DOCS.parent / "examples" / f"{name.replace('-', '_')}.yaml"
+    # the paths of a matrix begin at the root of the repository
+    with contextlib.chdir(DOCS.parent), tempfile.TemporaryDirectory() as folder:
+        unpack(RESULTS / f"{name}.jsonl", Path(folder))
+        return summarise(load_matrix(matrix), Path(folder), "")
+
+
+@functools.cache
 def rows_of(name: str) -> list[dict]:
     """The rows of a benchmark, from the results of its cells."""
-    with contextlib.chdir(DOCS.parent):  # which the paths of a matrix begin at
-        folder = Path("docs", "results", name)
-        matrix = folder.with_suffix(".yaml")
-        if not matrix.is_file():  # a study whose matrix is an example
-            return json.loads((folder / "results.json").read_text())["rows"]
-        return rounded(results(summarise(load_matrix(matrix), folder, ""))["rows"])
+    return rounded(results(summary_of(name))["rows"])
 
 
 def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:
@@ -130,10 +146,9 @@ def _shown(values: list[float], column: Column) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{column.digits}f}"
 
 
-def log_of(run: str) -> list[dict]:
-    """A run's log, a line an epoch."""
-    lines = (DOCS / "results" / run / "run" / "log.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def log_of(name: str, label: str, seed: int) -> list[dict]:
+    """The log of a benchmark's run, one line per epoch."""
+    return summary_of(name).logs[label][seed]
 
 
 def products() -> str:
@@ -143,7 +158,7 @@ def products() -> str:
     for name, seeds in runs.items():
         classes = 2 if name == "duts" else 11
         for seed in seeds:
-            clean, run = (log_of(f"{name}/cells/{method}/seed-{seed}")[-1] for method in ("bce", "aslp-mc"))
+            clean, run = (log_of(name, method, seed)[-1] for method in ("bce", "aslp-mc"))
             C0, L = clean["validation"]["mean_confidence"], run["method"]["expected_confidence"]
             predicted = L * C0 + (1 - L) * (1 - C0) / (classes - 1)
             shown = [run["validation"]["accuracy"], C0, L, predicted, run["validation"]["mean_confidence"]]
@@ -157,7 +172,7 @@ def lambdas() -> str:
     lines = [f"| {' | '.join(names)} |", "|" + "---:|" * len(names)]
     rows = rows_of("study-rule")
     for lam in (10, 100, 400, 2000):
-        logs = [log_of(f"study-rule/cells/lambda_lam={lam}/seed-{seed}") for seed in (0, 1)]
+        logs = [log_of("study-rule", f"lambda lam={lam}", seed) for seed in (0, 1)]
         ends = [log[-1] for log in logs]
         by_seed = [
             [statistics.fmean(line["method"]["expected_confidence"] for line in log[-8:]) for log in logs],
@@ -175,7 +190,7 @@ def start() -> str:
     columns = [f"{data} {key}" for key in ("ece_ew", "nll") for data in ("validation", "informationless")]
     names = ["share", "temperature", "validation ECE", "informationless ECE", "validation NLL", "informationless NLL"]
     lines = [f"| {' | '.join(names)} | sum |", "|" + "---:|" * (len(names) + 1)]
-    for row in json.loads((DOCS / "results" / "study-start.json").read_text())["rows"]:
+    for row in json.loads((RESULTS / "study-start.json").read_text())["rows"]:
         ece, nll = [100 * row[name] for name in columns[:2]], [row[name] for name in columns[2:]]
         shown = [f"{row['temperature']:.2f}", *(f"{x:.2f}" for x in ece), *(f"{x:.4f}" for x in [*nll, sum(nll)])]
         lines.append(f"| {100 * row['share']:.0f} % | {' | '.join(shown)} |")
@@ -254,7 +269,7 @@ def scatter() -> Figure:
 
 def trajectory() -> Figure:
     """The closed loop at work: its level, the gap that drives it and the error, over the epochs of a run."""
-    lines = log_of("away/cells/aslp-cl_+_informationless/seed-0")
+    lines = log_of("away", "aslp-cl + informationless", 0)
     curves = {
         "level: 1 - C": [100 * (1 - line["method"]["bound"]) for line in lines],
         "smoothed gap: confidence - accuracy": [100 * line["method"]["gap"] for line in lines],
@@ -270,13 +285,44 @@ def trajectory() -> Figure:
     return figure
 
 
+def study_figures() -> dict[str, Figure]:
+    """The figures over settings of the studies on generated scenes, by name."""
+    figures = {}
+    for name in ("study-slp", "study-rule"):
+        summary = summary_of(name)
+        for sweep in sweeps(summary):
+            figures[f"sweep-{sweep.method}-{sweep.key}"] = sweep_figure(summary, sweep, summary.bins)
+    paths = convergence(summary_of("study-rule"))
+    if paths:  # the logs of the runs that the committed figure shows were not kept
+        figures["convergence"] = convergence_figure(paths)
+    return figures
+
+
+def save(figure: Figure, name: str, dpi: int) -> None:
+    """Write a PNG with a palette, which takes a quarter of the bytes."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi)
+    palette = Image.open(content).convert("RGB").quantize(64)
+    palette.save(DOCS / "images" / f"{name}.png", optimize=True)
+
+
 def main() -> None:
-    """Write the pages and the plots."""
+    """Pack what was run, and write the pages and the plots."""
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        pack(folder, RESULTS / f"{folder.name}.jsonl")
     for path in PAGES:
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
-    scatter().savefig(DOCS / "images" / "home-away.png", dpi=100)
-    trajectory().savefig(DOCS / "images" / "closed-loop.png", dpi=100)
+    save(scatter(), "home-away", dpi=100)
+    save(trajectory(), "closed-loop", dpi=100)
+    for name, figure in study_figures().items():
+        save(figure, name, dpi=150)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unpack", metavar="NAME", help="lay out docs/results/NAME.jsonl as a folder, and do no more")
+    name = parser.parse_args().unpack
+    if name:
+        unpack(RESULTS / f"{name}.jsonl", RESULTS / name)
+    else:
+        main()

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 from densecal.benchmark import load_matrix, open_tasks, run_benchmark, summarise
 from densecal.benchmark.cells import evaluate_everywhere, run_task
 from densecal.benchmark.matrix import Matrix
+from densecal.benchmark.packed import pack, unpack
 from densecal.benchmark.plan import Plan, finished
 from densecal.benchmark.sets import ImageSets
 from densecal.benchmark.studies import convergence, effective_ranges, sweeps
@@ -46,6 +47,7 @@ from densecal.prediction.ensembles import with_mc_dropout
 from densecal.prediction.predictor import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
+from densecal.report.inputs import read_inputs
 from densecal.runtime.lock import locked
 from densecal.runtime.progress import silent
 from tests.records import small_record
@@ -440,6 +442,49 @@ def test_a_finished_benchmark_runs_nothing_and_its_tables_come_from_the_files_al
     for name in ("table.md", "table.tex"):
         assert (copy / name).read_text().replace(str(copy), str(out)) == (out / name).read_text()
     assert (copy / "figures" / "joint-textures.png").exists()
+
+
+def test_a_packed_benchmark_is_finished_and_gives_the_same_tables(whole, tmp_path):
+    file, out = whole
+    packed, copy = tmp_path / "packed.jsonl", tmp_path / "out"
+    pack(out, packed)
+    unpack(packed, copy)
+    assert packed.stat().st_size < sum(path.stat().st_size for path in out.rglob("result.json")) / 4
+    assert open_tasks(Plan(load_matrix(file), copy), set()) == []
+    result = CliRunner().invoke(app, ["benchmark", str(file), "--out", str(copy), "--tables-only"])
+    assert result.exit_code == 0, result.output
+    for name in ("table.md", "table.tex", "table.csv"):
+        assert (copy / name).read_text().replace(str(copy), str(out)) == (out / name).read_text()
+    assert "AUROC" in (copy / "table.md").read_text()
+    assert not (copy / "figures").exists()  # joint densities are not packed
+    logs = [summarise(load_matrix(file), folder, "").logs["aslp-si"][1] for folder in (out, copy)]
+    kept = ("alpha_mean", "expected_confidence")
+    assert [{key: line["method"][key] for key in kept} for line in logs[0]] == [
+        {key: line["method"][key] for key in kept} for line in logs[1]
+    ]
+    with pytest.raises(InputError, match="an unpacked result without curves"):
+        read_inputs([copy])
+
+
+def test_packing_adds_and_replaces_tasks_and_unpacking_leaves_results_alone(whole, tmp_path):
+    packed, copy = tmp_path / "packed.jsonl", tmp_path / "out"
+    pack(whole[1], packed)
+    content = packed.read_bytes()
+    shutil.copytree(whole[1] / "cells" / "bce", copy / "cells" / "bce")
+    pack(copy, packed)
+    assert packed.read_bytes() == content
+    before = mtimes(copy)
+    unpack(packed, copy)
+    assert before.items() <= mtimes(copy).items()
+    assert len(list(copy.rglob("result.json"))) == len(content.splitlines()) == 5
+    pack(copy, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == content
+
+
+def test_a_file_that_is_no_packed_benchmark_is_refused(tmp_path):
+    (tmp_path / "packed.jsonl").write_text('{"task": "cells/bce/seed-0"}\n')
+    with pytest.raises(InputError, match="line 1: no task with its result"):
+        unpack(tmp_path / "packed.jsonl", tmp_path / "out")
 
 
 def test_a_changed_matrix_runs_only_changed_cells(whole, tmp_path):

@@ -6,7 +6,6 @@ the command line still has to accept it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -27,10 +26,11 @@ from PIL import Image
 import densecal.benchmark.plan
 import densecal.demo
 import densecal.training.config
-from densecal.benchmark.matrix import load_matrix
-from densecal.benchmark.summary import results, summarise
 from densecal.cli import app
 from densecal.data.scenes import generate, write
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.ood import evaluate_ood
+from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_json
 from densecal.methods import create
 from tests.running import run
@@ -129,11 +129,23 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         zipped(images, masks, root / name, name[:-4])
     (root / "my.yaml").write_text(yaml_of(ROOT / "README.md"), encoding="utf-8")
     shutil.copytree(ROOT / "examples", root / "examples")
-    shutil.copytree(ROOT / "docs/results/duts", root / "bench")
-    with contextlib.chdir(ROOT):  # which the paths of a matrix begin at
-        summary = summarise(load_matrix(Path("docs/results/duts.yaml")), root / "bench", "")
-    write_json(root / "bench/results.json", results(summary))
+    benchmark_results(root, root / "bench")
     return root
+
+
+def benchmark_results(root: Path, out: Path) -> None:
+    """A finished benchmark of two methods, each on photographs and on textures."""
+    settings = Settings(entropy=True)
+    inside = evaluate(root / "maps/ecssd", root / "masks/ecssd", dataset="validation", workers=1, settings=settings)
+    outside = evaluate_ood(root / "maps/textures", dataset="textures", workers=1)
+    records = [inside.record.to_json(), outside.record.to_json()]
+    for label in ("bce", "aslp-mc"):
+        evaluations = [{**record, "calibrator": name} for name in ("none", "temperature") for record in records]
+        write_json(
+            out / "cells" / label / "seed-0/result.json", {"label": label, "seed": 0, "evaluations": evaluations}
+        )
+    matrix = {"seeds": [0], "datasets": [{"name": "textures", "ood": True}]}
+    write_json(out / "results.json", {"matrix": matrix, "rows": []})
 
 
 def soft_maps(masks: Path, out: Path) -> None:

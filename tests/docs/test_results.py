@@ -3,14 +3,34 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+MAX_BYTES = 3_000_000
 
 
-def test_the_pages_hold_the_figures_of_the_result_files():
+@pytest.fixture(scope="module")
+def make_results():
     spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "tools" / "make_results.py")
-    make_results = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_results)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_hold_the_figures_of_the_result_files(make_results):
     texts = [path.read_text(encoding="utf-8") for path in make_results.PAGES]
     found = [match[2] for text in texts for match in make_results.BLOCK.finditer(text)]
     assert sorted(found) == sorted(make_results.blocks())
     assert [make_results.page(text) for text in texts] == texts
+
+
+def test_the_figures_of_the_studies_come_from_the_result_files(make_results):
+    shown = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    drawn = make_results.study_figures()
+    assert drawn.keys() == {"sweep-slp-alpha", "sweep-aslp-mc-eta", "sweep-aslp-mc-lam"}
+    assert all(f"(images/{name}.png)" in shown for name in drawn)
+
+
+def test_the_result_files_stay_small(make_results):
+    files = [path for path in make_results.RESULTS.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MAX_BYTES

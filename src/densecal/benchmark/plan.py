@@ -18,6 +18,7 @@ from densecal.errors import InputError
 from densecal.evaluation.record import Record
 from densecal.io.atomic import rounded
 from densecal.io.documents import read_json
+from densecal.metrics.ood import Separation
 from densecal.posthoc.registry import find as find_calibrator
 from densecal.training.config import Config, load_config
 
@@ -244,6 +245,7 @@ class Result:
         grid: The values that tell a cell from others of its entry.
         warnings: What the training and the evaluations warned of.
         records: One per calibrator and data set, the validation images first.
+        separations: By calibrator and data set, where the records no longer have the entropy of every image.
     """
 
     digest: str
@@ -251,6 +253,7 @@ class Result:
     grid: dict[str, Any]
     warnings: list[str]
     records: list[Record]
+    separations: dict[tuple[str, str], Separation]
 
 
 def read_result(task: Task) -> Result | None:
@@ -261,11 +264,16 @@ def read_result(task: Task) -> Result | None:
             return None
         records = [Record.from_json(record, task.result) for record in content["evaluations"]]
         notes = content["warnings"]
+        separations = {
+            (calibrator, dataset): Separation(float(figures["auroc"]), float(figures["fpr95"]))
+            for calibrator, by_dataset in content.get("separations", {}).items()
+            for dataset, figures in by_dataset.items()
+        }
         return Result(
             str(content["digest"]), dict(content.get("method", {})), dict(content.get("grid", {})),
-            [str(note) for note in notes], records,
+            [str(note) for note in notes], records, separations,
         )  # fmt: skip
-    except (InputError, LookupError, TypeError, ValueError):
+    except (InputError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
 

@@ -185,7 +185,8 @@ def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, resul
         row.records[str(task.seed)] = record
         if ood:
             inside = records[calibrator, VALIDATION]
-            row.separations[str(task.seed)] = separation(_entropies(inside), _entropies(record))
+            packed = result.separations.get((calibrator, dataset))
+            row.separations[str(task.seed)] = packed or separation(_entropies(inside), _entropies(record))
     for note in result.warnings:
         summary.notes.setdefault(note, []).append(task.key)
     if isinstance(task, Cell):

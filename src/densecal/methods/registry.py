@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from densecal.methods.base import Method
 
 METHODS: Registry[type[Method]] = Registry("method")
-register, names, options = METHODS.register, METHODS.names, METHODS.options
+register = METHODS.register
+names = METHODS.names
+options = METHODS.options
 
 
 def create(name: str, **given: Any) -> Method:

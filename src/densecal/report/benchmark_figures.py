@@ -35,7 +35,7 @@ def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
     """
     drawn: dict[str, Figure] = {}
     for dataset in summary.datasets:
-        rows = [row for row in summary.rows if row.dataset == dataset and not row.grid]
+        rows = [row for row in summary.rows if row.dataset == dataset and not row.grid and _has_joint(row)]
         if rows:
             drawn[f"joint-{file_name(dataset)}"] = joint_figure([_pooled(row) for row in rows])
     for sweep in sweeps(summary):
@@ -169,6 +169,11 @@ def _score(sweep: Sweep) -> str:
     row: Row = next(iter(sweep.lines.values()))[0]
     first = next(iter(row.records.values()))
     return "f_max" if "f_max" in first.segmentation else "miou"
+
+
+def _has_joint(row: Row) -> bool:
+    """Whether every seed has its joint density, which packed results have not."""
+    return all(record.joint.counts for record in row.records.values())
 
 
 def _pooled(row: Row) -> Record:

@@ -100,6 +100,10 @@ def _benchmark(folder: Path) -> Inputs:
         name += f" {result['kind']}" if "kind" in result else ""
         name += f", seed {result['seed']}" if several and "seed" in result else ""
         records = [_named(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
+        if not all(record.reliability.bins for record in records):
+            raise InputError(
+                path, "an unpacked result without curves", "a benchmark folder as densecal benchmark left it"
+            )
         for record in records:
             if record.dataset in outside:
                 continue
