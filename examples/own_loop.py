@@ -1,7 +1,7 @@
 """An ordinary PyTorch training loop with densecal in five lines, each marked `# densecal`.
 
-Without them the loop would use `criterion = nn.BCEWithLogitsLoss()` and `criterion(logits, masks)`. The loader returns the
-index of each image beside it, because every training image has its own perturbation probability.
+Without them the loop would use `criterion = nn.BCEWithLogitsLoss()` and `criterion(logits, masks)`. The loader returns
+the index of each image beside it, because every training image has its own perturbation probability.
 """
 
 from typing import NamedTuple
