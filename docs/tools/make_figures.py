@@ -66,8 +66,8 @@ def most_telling_scene(demo: Path, names: list[str]) -> str:
     def doubt(path: Path) -> float:
         mask = np.asarray(Image.open(demo / "held-out/masks" / path.name)) > 0
         p, q = (np.asarray(Image.open(demo / "maps" / name / path.name)) / 65535 for name in names)
-        found, wrong = p > 0.5, (p > 0.5) != mask
-        if (found & mask).sum() < 0.5 * mask.sum():
+        foreground, wrong = p > 0.5, (p > 0.5) != mask
+        if (foreground & mask).sum() < 0.5 * mask.sum():
             return 0.0
         return float((np.abs(p - 0.5) - np.abs(q - 0.5))[wrong].sum())
 

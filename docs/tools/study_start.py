@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = checkpoint.load(checkpoint.find(given.run))
-    config, end = parse_config(found.meta["config"], str(given.run)), found.model
+    trained = checkpoint.load(checkpoint.find(given.run))
+    config, end = parse_config(trained.meta["config"], str(given.run)), trained.model
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = initial_network(config, device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -48,8 +48,8 @@ def main() -> None:
         calibrators = fit_several(["temperature"], ImageSetData(network, sets[0], device), device)
         row: dict[str, float] = {"share": share, "temperature": float(calibrators["temperature"].temperature)}
         for data in sets:
-            found = evaluate_model(network, data, calibrators, device=device)["temperature"].record.calibration
-            row |= {f"{data.name} {key}": found[key] for key in ("ece_ew", "nll", "accuracy")}
+            figures = evaluate_model(network, data, calibrators, device=device)["temperature"].record.calibration
+            row |= {f"{data.name} {key}": figures[key] for key in ("ece_ew", "nll", "accuracy")}
         rows.append(row)
         print(json.dumps(row), flush=True)
         given.out.write_text(json.dumps({"config": config.model_dump(mode="json"), "rows": rows}, indent=1) + "\n")
