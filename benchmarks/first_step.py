@@ -1,8 +1,8 @@
-"""Seconds from the command to the end of the first optimizer step and of what it waits for, packing included and not.
+"""Seconds from the command to the end of the first optimizer step and of its parts, with and without packing.
 
     python benchmarks/first_step.py data.images=DUTS-TR optim.batch=64
 
-Arguments are settings of the recipe `sod`. A process of its own trains, because imports and kernels count too.
+Arguments are settings of recipe `sod`. Training runs in a separate process, because imports and kernels count too.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def train_one_step(out: str, settings: list[str]) -> None:
-    """Train until the first step is done, and print the times of day at which its parts were done."""
+    """Train until the first step is done, and print the time of day at which each part was done."""
     import torch
 
     from densecal.cli.common import import_fabric
@@ -31,14 +31,14 @@ def train_one_step(out: str, settings: list[str]) -> None:
     def watch(module, name: str, part: str) -> None:
         work = getattr(module, name)
 
-        def watched(*given):
-            found = work(*given)
+        def timed(*given):
+            result = work(*given)
             done_at[part] = time.time()
-            return found
+            return result
 
-        setattr(module, name, watched)
+        setattr(module, name, timed)
 
-    # the first two go on at the same time
+    # the first two run at the same time
     watch(assembly, "open_data", "data")
     watch(assembly, "_build_and_rehearse", "network and kernels")
     watch(loop, "open_run", "data and network")
@@ -55,7 +55,7 @@ def train_one_step(out: str, settings: list[str]) -> None:
 
 
 def main() -> None:
-    found = {}
+    seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         for label in ("cold", "warm"):
@@ -63,8 +63,8 @@ def main() -> None:
             start = time.time()
             output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
             done_at = json.loads(output.splitlines()[-1])
-            found[label] = {part: end - start for part, end in done_at.items()}
-    print(json.dumps(found))
+            seconds[label] = {part: end - start for part, end in done_at.items()}
+    print(json.dumps(seconds))
 
 
 if __name__ == "__main__":

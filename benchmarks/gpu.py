@@ -1,7 +1,7 @@
 """Images per second in training and evaluation on a CUDA GPU, written as JSON: the figures of docs/performance.md.
 
     python benchmarks/gpu.py --out measured.json                  # everything
-    python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that its time goes to
+    python benchmarks/gpu.py train-unet-256 --profile             # one entry, and the kernels that take its time
 
     python benchmarks/gpu.py --against compile --out measured.json   # each training entry beside torch.compile
 
@@ -39,7 +39,7 @@ TRAINED = {
 }
 EVALUATED = {"evaluate-256": 256, "evaluate-384": 384}
 SHAPES = [(300, 400), (400, 300), (267, 400), (400, 400)]
-"""Sizes of masks as photographs have them."""
+"""Sizes of masks, as of photographs."""
 PROFILED_STEPS = 8
 
 
@@ -48,8 +48,8 @@ class Bench:
 
     Args:
         device: Where to measure.
-        tiny: Small images and batches, to see that everything runs.
-        overrides: Further settings of the trainings.
+        tiny: Small images and batches, to check that everything runs.
+        overrides: Further settings of the training runs.
         profiled: Whether to print where the time goes.
     """
 
@@ -70,24 +70,24 @@ class Bench:
         return images / (time.perf_counter() - start)
 
     def show(self, work) -> None:
-        """Print the kernels that some work spends its time in."""
+        """Print the kernels that take the time of some work."""
         if not self.profiled:
             return
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
-        with profile(activities=activities) as found:
+        with profile(activities=activities) as profiler:
             work()
             self.wait()
         key = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
-        print(found.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60), flush=True)
+        print(profiler.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60), flush=True)
         if self.device.type == "cuda":
-            print(busy(found), flush=True)
+            print(busy(profiler), flush=True)
 
     def train(self, arch: str, encoder: str, size: int, steps: int) -> dict:
         size, steps = (64, 3) if self.tiny else (size, steps)
         data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
         run, first = self.started_run(arch, encoder, size, data)
         epoch = 1 + int(getattr(run.method, "warmup", 0))  # past the warm-up of a method's rule
-        found = {
+        rates = {
             "first_epoch_seconds": first,
             "train_images_per_second": self.rate(len(data.train), lambda: train_epoch(run, epoch)),
             "validate_images_per_second": self.rate(len(data.validation), lambda: validate(run)),
@@ -95,10 +95,10 @@ class Bench:
         run.data = Data(samples(self.batch * PROFILED_STEPS, size), data.validation, [])
         run.data.train.resident(self.device)
         self.show(lambda: train_epoch(run, epoch + 1))
-        return found
+        return rates
 
     def started_run(self, arch: str, encoder: str, size: int, data: Data, *, compiled: bool = False):
-        """A run after its first epoch, and the seconds that it took to get there."""
+        """Return a run after its first epoch, and the seconds that it took."""
         plain = ["engine.kernels=false", "engine.graphs=false"] if compiled else []
         config = load_config(
             "demo",
@@ -129,9 +129,9 @@ class Bench:
             for name, (run, _) in runs.items():
                 rate = self.rate(len(data.train), lambda run=run, epoch=epoch: train_epoch(run, epoch))
                 rates[name] = max(rates[name], rate)
-        found = {f"{name}_images_per_second": rate for name, rate in rates.items()}
-        found |= {f"{name}_first_epoch_seconds": first for name, (_, first) in runs.items()}
-        return found | {"ours_over_compile": rates["ours"] / rates["compile"]}
+        speeds = {f"{name}_images_per_second": rate for name, rate in rates.items()}
+        starts = {f"{name}_first_epoch_seconds": first for name, (_, first) in runs.items()}
+        return speeds | starts | {"ours_over_compile": rates["ours"] / rates["compile"]}
 
     def evaluate(self, size: int) -> dict:
         size, count = (64, 12) if self.tiny else (size, 1024)  # ECSSD has a thousand
@@ -147,10 +147,10 @@ class Bench:
         z = logits(images).float()
         y = (torch.rand_like(z) < 0.3).float()
         meter = CalibrationMeter(boundary=False)
-        found = {}
-        for _ in range(2):  # the first time is for kernels to be built
-            found["forward_images_per_second"] = self.rate(4 * self.batch, lambda: [logits(images) for _ in range(4)])
-            found["meter_images_per_second"] = self.rate(
+        rates = {}
+        for _ in range(2):  # the first round builds the kernels
+            rates["forward_images_per_second"] = self.rate(4 * self.batch, lambda: [logits(images) for _ in range(4)])
+            rates["meter_images_per_second"] = self.rate(
                 4 * self.batch, lambda: [meter.update(logits=z, masks=y) for _ in range(4)]
             )
         rng = np.random.default_rng(0)
@@ -159,22 +159,22 @@ class Bench:
             masks = [(rng.random(shapes[i % len(shapes)]) < 0.3).astype(np.uint8) for i in range(count)]
             images_of = ImageSet("synthetic", names, pixels, masks)
             for _ in range(2):
-                found[f"{label}_size_images_per_second"] = self.rate(
+                rates[f"{label}_size_images_per_second"] = self.rate(
                     count, lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch)
                 )
             self.show(lambda data=images_of: evaluate_model(logits, data, device=self.device, batch=self.batch))
         for _ in range(2):  # as the commands do it, in float32
-            found["own_size_float32_images_per_second"] = self.rate(
+            rates["own_size_float32_images_per_second"] = self.rate(
                 count, lambda: evaluate_model(network, images_of, device=self.device, batch=self.batch)
             )
-        return found
+        return rates
 
 
-def busy(found: profile) -> str:
-    """How much of the time the device had something to do, and in how many pieces."""
+def busy(profiler: profile) -> str:
+    """Say for how much of the time the device was busy, and with how many kernels."""
     spans = sorted(
         (event.time_range.start, event.time_range.end)
-        for event in found.events()
+        for event in profiler.events()
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
     )
     total, end = 0.0, spans[0][0]
@@ -189,7 +189,7 @@ def noise(count: int, size: int) -> np.ndarray:
 
 
 def samples(count: int, size: int) -> ArraySamples:
-    """Noise, with a square to be found in it."""
+    """Return images of noise, with masks of a square."""
     masks = np.zeros((count, size, size), np.uint8)
     masks[:, size // 4 : size // 2, size // 4 : size // 2] = 255
     return ArraySamples([str(i) for i in range(count)], noise(count, size), masks)
@@ -197,18 +197,20 @@ def samples(count: int, size: int) -> ArraySamples:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("entries", nargs="*", metavar="ENTRY", help=f"all of {', '.join([*TRAINED, *EVALUATED])}")
-    parser.add_argument("--set", action="append", default=[], help="a setting of the trainings")
+    parser.add_argument(
+        "entries", nargs="*", metavar="ENTRY", help=f"default: all of {', '.join([*TRAINED, *EVALUATED])}"
+    )
+    parser.add_argument("--set", action="append", default=[], help="a setting of the training runs; may be repeated")
     parser.add_argument("--against", choices=["compile"], help="train beside torch.compile and compare")
     parser.add_argument("--out", type=Path, help="JSON file, written after every entry")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take the time")
+    parser.add_argument("--tiny", action="store_true", help="small images and batches; runs without a GPU")
     given = parser.parse_args()
     for name in given.entries:
         if name not in (*TRAINED, *EVALUATED):
             parser.error(f"{name}: expected one of {', '.join([*TRAINED, *EVALUATED])}")
     if not (torch.cuda.is_available() or given.tiny):
-        parser.error("this machine has no CUDA GPU; --tiny runs without one")
+        parser.error("expected a CUDA GPU, got none; --tiny runs without one")
     warnings.simplefilter("ignore")
     warnings.filterwarnings("default", message=".* kernels ")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

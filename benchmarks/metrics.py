@@ -1,6 +1,6 @@
-"""Scoring speed and memory against peers, both sides interleaved in one run and one thread each.
+"""Scoring speed and memory against other libraries, interleaved in one run, with one thread each.
 
-Prints a table and exits with 1 where a goal is missed by more than 20 per cent. Run it with `make bench`.
+Prints a table and exits with 1 if a goal is missed by more than 20 per cent. Run it with `make bench`.
 """
 
 import os
@@ -38,7 +38,7 @@ TOLERANCE = 0.8
 
 
 def blob_map(seed):
-    """What saliency maps look like: one soft object, a confident background, some doubt; 8 bits."""
+    """Return an 8-bit map like a saliency map and its mask: one soft object, a confident background, some doubt."""
     rng = np.random.default_rng(seed)
     height, width = SIZE
     y, x = np.mgrid[:height, :width]
@@ -50,7 +50,7 @@ def blob_map(seed):
 
 
 def ours(pairs, full):
-    """Calibration and segmentation figures of decoded 8-bit maps."""
+    """Compute calibration and segmentation figures of decoded 8-bit maps."""
     meter, scores = CalibrationMeter(boundary=False), SegmentationMeter(full=full)
     counts = np.stack([count_levels(p, y)[0] for p, y in pairs])
     meter.sketch.add_levels(counts.sum(axis=0)[None])
@@ -61,7 +61,7 @@ def ours(pairs, full):
 
 
 def peers(pairs, full):
-    """The same figures from torchmetrics and PySODMetrics."""
+    """Compute the same figures with torchmetrics and PySODMetrics."""
     parts = [sod.Fmeasure(), sod.Emeasure(), sod.MAE()]
     if full:
         parts += [sod.Smeasure(), sod.WeightedFmeasure()]
@@ -78,7 +78,7 @@ def peers(pairs, full):
 
 
 def ratio(first, second, rounds):
-    """Median over rounds of time(second) / time(first), run alternately."""
+    """Return the medians over rounds of time(second) / time(first), run alternately, and of time(first)."""
     first(), second()
     ratios, times = [], []
     for _ in range(rounds):
@@ -103,7 +103,7 @@ def decode_all(pairs, pool):
 
 
 def write_pairs(folder, count):
-    """PNG pairs; 50 different ones, linked under many names."""
+    """Write PNG pairs: 50 different ones, linked under many names."""
     for part in ("maps", "masks"):
         (folder / part).mkdir()
     for i in range(count):
@@ -118,7 +118,7 @@ def write_pairs(folder, count):
 
 
 def command_speed(folder, rounds=5):
-    """Decoding time over `evaluate --metrics fast` time, two workers each, start-up not counted."""
+    """Return the decoding time over the time of `evaluate --metrics fast`, two workers each, without start-up."""
     pairs = write_pairs(folder, 1000)
     settings = Settings(full=False)
     ratios = []
@@ -135,7 +135,7 @@ def command_speed(folder, rounds=5):
 
 
 def evaluation_seconds(folder, settings):
-    """Time of an evaluation from its first finished chunk, when start-up is over, scaled to all pairs."""
+    """Return the time of an evaluation after its first chunk, when start-up is over, scaled to all pairs."""
     stamps = []
     evaluate(
         folder / "maps", folder / "masks", settings=settings, workers=2,
@@ -146,16 +146,16 @@ def evaluation_seconds(folder, settings):
 
 
 def peak_memory(folder, count):
-    """Peak resident memory in MiB of an evaluation of ``count`` pairs, in a process of its own."""
-    place = folder / f"n{count}"
-    place.mkdir()
-    write_pairs(place, count)
+    """Return the peak resident memory in MiB of an evaluation of `count` pairs, in a separate process."""
+    pairs_folder = folder / f"n{count}"
+    pairs_folder.mkdir()
+    write_pairs(pairs_folder, count)
     code = (
         "import sys, resource\nfrom pathlib import Path\nfrom densecal.evaluation.folders import evaluate\n"
         "root = Path(sys.argv[1])\nevaluate(root / 'maps', root / 'masks', workers=1)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(place)], check=True, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-c", code, str(pairs_folder)], check=True, capture_output=True, text=True)
     return float(out.stdout)
 
 
@@ -174,7 +174,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         memory = peak_memory(Path(folder), 3000) / peak_memory(Path(folder), 100)
         rows.append(("peak memory, 3,000 maps over 100 maps", memory, 1.2, "at most"))
-    table = Table(title=f"Scoring 400 x 300 maps ({fast_ms:.2f} ms a map fast, {full_ms:.2f} ms full)")
+    table = Table(title=f"Scoring 400 x 300 maps ({fast_ms:.2f} ms per map fast, {full_ms:.2f} ms full)")
     for heading in ("what", "measured", "goal"):
         table.add_column(heading)
     missed = []

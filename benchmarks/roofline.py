@@ -1,9 +1,9 @@
-"""The two numbers of the roofline: arithmetic and memory traffic of a training step, counted without a GPU.
+"""The two numbers of a roofline: arithmetic and memory traffic of a training step, counted without a GPU.
 
     python benchmarks/roofline.py unet tf_efficientnet_lite2 256
 
-Operations are counted as eager PyTorch runs them in bfloat16: each reads its inputs and writes its outputs, so a
-compiler that fuses may do better. Peaks are those of an NVIDIA H200 unless given.
+Operations are counted as eager PyTorch runs them in bfloat16: each reads its inputs and writes its outputs. A compiler
+that fuses them may do better. The default peaks are those of a data-centre GPU.
 """
 
 import argparse
@@ -18,7 +18,7 @@ VIEWS = ("view", "reshape", "expand", "permute", "transpose", "detach", "alias",
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that every operation reads and writes."""
+    """Counter of the bytes that every operation reads and writes."""
 
     def __init__(self):
         super().__init__()
@@ -36,8 +36,8 @@ class Traffic(TorchDispatchMode):
         return out
 
 
-def counted(arch, encoder, size, batch):
-    """Arithmetic operations, bytes and operations launched, of one image in a step of the given batch."""
+def count(arch, encoder, size, batch):
+    """Return arithmetic operations and bytes per image, and operations launched per step, for a batch size."""
     with torch.device("meta"):
         network = build(arch, encoder, None, 1)
     network = network.to(torch.bfloat16).train()
@@ -46,7 +46,8 @@ def counted(arch, encoder, size, batch):
         with FlopCounterMode(display=False) as flops:
             logits = network(images)
         logits.float().square().mean().backward()
-    # the counter takes depth-wise convolutions for full ones on the way back, where each costs two of the way there
+    # In the backward pass the counter takes depth-wise convolutions for full ones. The forward pass costs half as much,
+    # so it is counted three times.
     return 3 * flops.get_total_flops() / batch, traffic.bytes / batch, traffic.kernels
 
 
@@ -56,15 +57,15 @@ def main():
     parser.add_argument("encoder", nargs="?", default="tf_efficientnet_lite2")
     parser.add_argument("size", nargs="?", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--tflops", type=float, default=790, help="bf16 matrix peak, measured")
-    parser.add_argument("--tbps", type=float, default=4.3, help="memory bandwidth, measured, TB/s")
+    parser.add_argument("--tflops", type=float, default=790, help="measured peak of bf16 matrix products, TFLOP/s")
+    parser.add_argument("--tbps", type=float, default=4.3, help="measured memory bandwidth, TB/s")
     given = parser.parse_args()
-    flops, traffic, kernels = counted(given.arch, given.encoder, given.size, given.batch)
+    flops, traffic, kernels = count(given.arch, given.encoder, given.size, given.batch)
     print(f"{given.arch} {given.encoder} {given.size} x {given.size}, batch {given.batch}, forward and backward")
-    print(f"  arithmetic {flops / 1e9:8.1f} GFLOP an image -> at most {given.tflops * 1e12 / flops:8.0f} images/s")
-    print(f"  traffic    {traffic / 1e6:8.1f} MB    an image -> at most {given.tbps * 1e12 / traffic:8.0f} images/s")
+    print(f"  arithmetic {flops / 1e9:8.1f} GFLOP per image -> at most {given.tflops * 1e12 / flops:8.0f} images/s")
+    print(f"  traffic    {traffic / 1e6:8.1f} MB    per image -> at most {given.tbps * 1e12 / traffic:8.0f} images/s")
     launched = given.batch / (kernels * 5e-6)
-    print(f"  {kernels} operations a step; at 5 us each to launch -> at most {launched:8.0f} images/s")
+    print(f"  {kernels} operations per step, 5 us each to launch -> at most {launched:8.0f} images/s")
 
 
 if __name__ == "__main__":

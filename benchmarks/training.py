@@ -1,7 +1,7 @@
-"""What the methods and the packed cache cost in training, and what prediction gains; both sides interleaved in one run.
+"""What methods and the packed cache cost in training, and what prediction gains, with both sides interleaved.
 
-Prints two tables and exits with 1 where a goal of the first is missed by more than 20 per cent of what it allows,
-or where a method of the second takes more than its limit (`make bench`).
+Prints two tables. Exits with 1 if a goal of the first is missed by more than 20 per cent of what it allows, or if a
+method of the second takes more than its limit. Run it with `make bench`.
 """
 
 import copy
@@ -35,7 +35,7 @@ ROUNDS = 12
 
 
 class Setting(NamedTuple):
-    """What is trained where: a network, images for the first table, and images a block and rounds for the second."""
+    """What is trained: a network, images for the first table, and images per block and rounds for the second."""
 
     what: str
     size: int
@@ -46,16 +46,16 @@ class Setting(NamedTuple):
     rounds: int
 
 
-# A GPU runs behind Python, which a small batch or a block of one step would not show.
+# A GPU runs asynchronously, so a small batch or a block of one step would measure Python instead.
 LITE2 = ["model.encoder=tf_efficientnet_lite2", "model.options={}"]
 SCENES = 64
-"""Different ones; more images repeat them."""
+"""Number of different scenes; more images repeat them."""
 SETTINGS = {
     "cpu": Setting("the demo's U-Net", 128, 8, [], 32, 8, 21),
     "cuda": Setting("the U-Net of `sod`", 256, 64, LITE2, 640, 640, 7),
 }
 LIMIT = 1.10
-# Work that belongs to the method and that a small network cannot hide.
+# Work that is part of the method and that a small network cannot hide.
 UNLIMITED = {
     "mmce": "draws a random key for every pixel and takes the largest, to sample correct and wrong pixels",
     "mixup": "blends the images and masks of the batch before the network sees them",
@@ -63,7 +63,7 @@ UNLIMITED = {
 
 
 def assembled(data, fabric, name, *further):
-    """A run of a method, past its warm-up, with further settings."""
+    """Return a run of a method, past its warm-up, with further settings."""
     setting = SETTINGS[fabric.device.type]
     past_warmup = ["method.warmup=0"] if "warmup" in options(name) else []
     others = [f"data.size={setting.size}", f"optim.batch={setting.batch}", "data.augment=paper", *setting.network]
@@ -73,7 +73,7 @@ def assembled(data, fabric, name, *further):
 
 
 def seconds(device, work, *given):
-    """Seconds of some work; a GPU has nothing left to do before and after."""
+    """Return the seconds of some work. A GPU is idle before and after."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def seconds(device, work, *given):
 
 
 def interleaved(first, second, rounds=ROUNDS):
-    """Median of time(second) / time(first) over alternating epochs; the order is swapped every round."""
+    """Return the median of time(second) / time(first) over alternating epochs, in an order swapped every round."""
     for run in (first, second):
         train_epoch(run, 0)
     ratios = []
@@ -96,7 +96,7 @@ def interleaved(first, second, rounds=ROUNDS):
 
 @torch.inference_mode()
 def prepared_gain(device, batch):
-    """Speed of prediction by a network that was prepared for it, over one that was not."""
+    """Return the speed of prediction with a prepared network over that with an unprepared one."""
     plain = build("unet", "tf_efficientnet_lite2").to(device).to(memory_format=torch.channels_last).eval()
     networks = plain, prepare_model(copy.deepcopy(plain), device, graphs=True)
     images = torch.rand(batch, 3, 256, 256, device=device).to(memory_format=torch.channels_last)
@@ -109,7 +109,7 @@ def prepared_gain(device, batch):
 
 
 def step_table(data, fabric, rounds):
-    """Time of a step of every method over that of a bce step, and the methods above the limit."""
+    """Return a table of the time of every method's step over that of bce, and the methods above the limit."""
     bce = assembled(data, fabric, "bce")
     measured = {}
     for name in names():
@@ -164,7 +164,7 @@ def main():
             sod > 1.18,
         ),
         ("loop speed from the packed cache over tensors in memory", speed, 0.95, speed >= 0.95, speed < 0.94),
-        ("speed of prediction by a network made ready for it over another", gain, 1.1, gain >= 1.1, gain < 1.08),
+        ("speed of prediction with a prepared network over an unprepared one", gain, 1.1, gain >= 1.1, gain < 1.08),
     ]
     table = Table(title=f"Training {setting.what} at {size} x {size} on {fabric.device.type}")
     for heading in ("what", "measured", "goal"):

@@ -1,7 +1,7 @@
 """From a trained run to calibrated probabilities without PyTorch: `python examples/export_onnx.py RUN model.onnx`.
 
-A temperature is fitted on the run's validation images, goes into the file with the network, and the file is all that
-onnxruntime and numpy need afterwards.
+A temperature is fitted on the run's validation images and exported with the network. The file then needs only
+onnxruntime and numpy.
 """
 
 import json
@@ -19,18 +19,18 @@ from densecal.export import export_run
 
 
 def export_calibrated(run: Path, model: Path) -> None:
-    """What `densecal calibrate fit temperature` and `densecal export --calibrator --input uint8` do."""
-    found = fit("temperature", RunData(run, device="cpu"))
+    """Do what `densecal calibrate fit temperature` and `densecal export --calibrator --input uint8` do."""
+    fitted = fit("temperature", RunData(run, device="cpu"))
     with tempfile.TemporaryDirectory() as folder:
         calibrator = Path(folder) / "calibrator.json"
-        posthoc.save(found.calibrator, calibrator)
-        made = export_run(run, model, calibrator, input="uint8")
-    print(f"validation NLL {found.before.nll:.4f}, calibrated {found.after.nll:.4f}")
-    print(f"{model}: largest difference from PyTorch {made.difference:.1e}")
+        posthoc.save(fitted.calibrator, calibrator)
+        exported = export_run(run, model, calibrator, input="uint8")
+    print(f"validation NLL {fitted.before.nll:.4f}, calibrated {fitted.after.nll:.4f}")
+    print(f"{model}: largest difference from PyTorch {exported.difference:.1e}")
 
 
 def predict(model: Path, image: np.ndarray) -> np.ndarray:
-    """Calibrated foreground probabilities (H, W) of an image (H, W, 3) of bytes, at the size of training."""
+    """Return the calibrated foreground probabilities (H, W) of a uint8 image (H, W, 3) of the training size."""
     session = onnxruntime.InferenceSession(model)
     size = json.loads(session.get_modelmeta().custom_metadata_map["size"])
     assert image.shape == (size, size, 3), f"resize the image to {size} x {size} first"

@@ -27,8 +27,8 @@ class CalibratedTrainer(Trainer):
 
 
 def scenes(count: int, seed: int) -> list[dict[str, Any]]:
-    made = generate(count, size=64, seed=seed)
-    images, masks = torch.from_numpy(made.images).permute(0, 3, 1, 2) / 127.5 - 1, torch.from_numpy(made.masks) / 255
+    drawn = generate(count, size=64, seed=seed)
+    images, masks = torch.from_numpy(drawn.images).permute(0, 3, 1, 2) / 127.5 - 1, torch.from_numpy(drawn.masks) / 255
     return [{"pixel_values": images[i], "labels": masks[i, None], "index": i} for i in range(count)]
 
 
@@ -37,7 +37,7 @@ def main(folder: str) -> None:
     data, meter = scenes(64, seed=0), CalibrationMeter(boundary=False)
     small = {"depths": [1] * 4, "hidden_sizes": [16, 16, 32, 32], "decoder_hidden_size": 32}
     model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=1, initializer_range=0.1, **small))
-    # as a part of the model, the method is on its device and in its checkpoints
+    # as a part of the model, the method moves to its device and is saved in its checkpoints
     model.method = create("aslp-mc", num_samples=len(data), preset="stable", warmup=2)
 
     def measure(batch: Any, compute_result: bool) -> dict[str, float]:
@@ -49,7 +49,7 @@ def main(folder: str) -> None:
         model.method.after_epoch(result)
         return {"ece": result.ece_ew, "accuracy": result.accuracy, "alpha": model.method.alpha.mean().item()}
 
-    # `index`, which the network does not take, is kept for `compute_loss`; metrics are made batch by batch
+    # `compute_loss` needs `index`, which the network does not take; metrics are computed batch by batch
     options = {"remove_unused_columns": False, "batch_eval_metrics": True, "eval_strategy": "epoch"}
     arguments = TrainingArguments(folder, num_train_epochs=6, learning_rate=4e-3, save_strategy="epoch", **options)
     CalibratedTrainer(model, arguments, None, data, scenes(16, seed=1), compute_metrics=measure).train()

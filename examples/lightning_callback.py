@@ -1,7 +1,7 @@
 """densecal in a LightningModule: five lines marked `# densecal`, and steps that return what the callback learns from.
 
-The method sits where `nn.BCEWithLogitsLoss()` would. Every training image has its own perturbation probability, so the
-loader hands out each image's index beside it.
+The method takes the place of `nn.BCEWithLogitsLoss()`. Every training image has its own perturbation probability, so
+the loader returns the index of each image beside it.
 """
 
 import lightning
@@ -38,9 +38,9 @@ class Segmenter(lightning.LightningModule):
 
 
 def scenes(count: int, seed: int) -> TensorDataset:
-    made = generate(count, size=32, seed=seed)
-    images = torch.from_numpy(made.images).permute(0, 3, 1, 2) / 255 - 0.5
-    return TensorDataset(images, torch.from_numpy(made.masks)[:, None] / 255, torch.arange(count))
+    drawn = generate(count, size=32, seed=seed)
+    images = torch.from_numpy(drawn.images).permute(0, 3, 1, 2) / 255 - 0.5
+    return TensorDataset(images, torch.from_numpy(drawn.masks)[:, None] / 255, torch.arange(count))
 
 
 def main(epochs: int = 6) -> None:

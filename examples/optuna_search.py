@@ -1,6 +1,6 @@
-"""Search a recipe's settings with Optuna: the lowest validation ECE among runs that keep their accuracy.
+"""Search the settings of a recipe with Optuna: the lowest validation ECE among runs that keep their accuracy.
 
-Search on validation images, report on others: `densecal evaluate` of the best run's predictions on a test set.
+Search on validation images and report on others: run `densecal evaluate` on the best run's predictions of a test set.
 """
 
 import sys
@@ -13,7 +13,7 @@ from densecal.training.config import load_config
 from densecal.training.loop import train
 
 SMALL = ["data.size=32", "data.scenes={train: 24, validation: 16}", "optim.epochs=3", "optim.batch=4"]
-"""Overrides that make the demo recipe take seconds; a real search has none of them, and more trials."""
+"""Overrides with which the demo recipe takes seconds. A real search has none of them, and more trials."""
 
 
 def search(folder: Path, trials: int, recipe: str = "demo", overrides: list[str] = SMALL) -> optuna.Study:
@@ -31,7 +31,7 @@ def search(folder: Path, trials: int, recipe: str = "demo", overrides: list[str]
         config = load_config(recipe, [*overrides, *(f"{key}={value}" for key, value in settings.items())])
         result = train(config, folder / f"trial-{trial.number:03}")
         assert result is not None
-        trial.set_constraint("accuracy", least_accuracy - result.accuracy)  # met where it is not above 0
+        trial.set_constraint("accuracy", least_accuracy - result.accuracy)  # met if it is at most 0
         trial.set_user_attr("accuracy", result.accuracy)
         return result.ece_ew
 

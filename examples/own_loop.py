@@ -1,7 +1,7 @@
 """An ordinary PyTorch training loop with densecal in five lines, each marked `# densecal`.
 
-Without them: `criterion = nn.BCEWithLogitsLoss()` and `criterion(logits, masks)`. The loader hands out each image's
-index beside the image, because every training image has its own perturbation probability.
+Without them the loop would use `criterion = nn.BCEWithLogitsLoss()` and `criterion(logits, masks)`. The loader returns
+the index of each image beside it, because every training image has its own perturbation probability.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Result(NamedTuple):
 
 
 def discs(count: int, size: int = 32) -> TensorDataset:
-    """Noisy images of a disc, its mask, and the index of the image."""
+    """Return noisy images of a disc, their masks, and their indices."""
     generator = torch.Generator().manual_seed(count)
     grid = torch.arange(size) + 0.5
     x, y, radius = (size * torch.rand(3, count, 1, 1, generator=generator)).unbind()

@@ -1,4 +1,4 @@
-"""A network of segmentation-models-pytorch, three classes, trained by a densecal method and measured by its meter."""
+"""Train a network of segmentation-models-pytorch on three classes with a densecal method, and measure it."""
 
 import numpy as np
 import segmentation_models_pytorch as smp
@@ -14,11 +14,11 @@ VOID = 255
 
 
 def scenes(count: int, seed: int) -> TensorDataset:
-    """Background 0, the sure parts of objects 1, the rest of them 2; a border of void pixels, as many sets have."""
-    made = generate(count, size=64, seed=seed)
-    classes = np.where(made.masks > 127, np.where(made.probability > 0.9, 1, 2), 0)
+    """Return scenes with background 0, clear parts of objects 1, the rest of them 2, and void pixels at the top."""
+    drawn = generate(count, size=64, seed=seed)
+    classes = np.where(drawn.masks > 127, np.where(drawn.probability > 0.9, 1, 2), 0)
     classes[:, :2] = VOID
-    images = torch.from_numpy(made.images).permute(0, 3, 1, 2) / 255
+    images = torch.from_numpy(drawn.images).permute(0, 3, 1, 2) / 255
     return TensorDataset(images, torch.from_numpy(classes).long(), torch.arange(count))
 
 

@@ -1,6 +1,6 @@
-"""Calibration beside other metrics in a torchmetrics collection: updated together, combined over processes together.
+"""Calibration beside other metrics in a torchmetrics collection, updated and combined over processes together.
 
-With `torchrun --nproc-per-node 2 examples/torchmetrics_collection.py` each process measures half of the maps, and the
+With `torchrun --nproc-per-node 2 examples/torchmetrics_collection.py` each process measures half of the maps. The
 result is the same.
 """
 
@@ -20,11 +20,11 @@ def measure(rank: int = 0, processes: int = 1) -> dict[str, float]:
         {
             "iou": BinaryJaccardIndex(),
             "ece": CalibrationMetric("ece_ew", bins=15),
-            "brier": CalibrationMetric("brier", bins=15),  # the same counts as those of ece: made once
+            "brier": CalibrationMetric("brier", bins=15),  # shares the counts of ece
         }
     )
     scenes = generate(32, size=64)
-    # a model that is too sure of itself: the logits of the true probability, three times too large
+    # an over-confident model: the logits of the true probability, three times too large
     probability = torch.from_numpy(scenes.probability)[:, None].clamp(1e-4, 1 - 1e-4)
     maps = (3 * probability.logit()).sigmoid()
     masks = (torch.from_numpy(scenes.masks) > 127).long()[:, None]

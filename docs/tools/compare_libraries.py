@@ -1,8 +1,8 @@
-"""The table "Against other libraries" of docs/metrics.md: `python docs/tools/compare_libraries.py` prints it.
+"""Print the table "Against other libraries" of docs/metrics.md: `python docs/tools/compare_libraries.py`.
 
-The same inputs for all: eight smooth random maps of 64 x 64 pixels, p = sigmoid(z), and labels drawn with the chance
-sigmoid(0.6 z - 0.5), so that p is too sure, and more so of the foreground; as floats and as 8-bit maps. A test compares
-what is printed with what the document says.
+All libraries get the same inputs: eight smooth random maps of 64 x 64 pixels, p = sigmoid(z), as floats and as 8-bit
+maps, with labels drawn with probability sigmoid(0.6 z - 0.5). So p is over-confident, more so on the foreground. A test
+compares the output with the page.
 """
 
 import warnings
@@ -23,25 +23,25 @@ NOTHING = "-"
 
 
 def inputs() -> tuple[Floats, Masks]:
-    """Probabilities and masks (8, 64, 64)."""
+    """Return probabilities and masks (8, 64, 64)."""
     rng = np.random.default_rng(7)
     z = np.stack([gaussian_filter(rng.normal(size=(64, 64)), 5) * 60 - 1.5 for _ in range(8)])
     return 1 / (1 + np.exp(-z)), rng.random(z.shape) < 1 / (1 + np.exp(0.5 - 0.6 * z))
 
 
 def of_torchmetrics(p: Floats, y: Masks) -> float:
-    """Its ECE, 10 bins, of float32 probabilities."""
+    """Return the ECE of torchmetrics, 10 bins, of float32 probabilities."""
     metric = BinaryCalibrationError(n_bins=10, norm="l1")
     return float(metric(torch.from_numpy(p.astype(np.float32)).flatten(), torch.from_numpy(y).flatten().long()))
 
 
 def of_netcal(p: Floats, y: Masks) -> float:
-    """Its ECE, 10 bins, of the foreground probability."""
+    """Return the ECE of netcal, 10 bins, of the foreground probability."""
     return float(ECE(10).measure(p.ravel(), y.ravel().astype(int)))
 
 
 def sod_scores(maps: NDArray[np.uint8], masks: Masks, normalize: bool = True) -> dict[str, float]:
-    """PySODMetrics' scores of 8-bit maps."""
+    """Return the scores of 8-bit maps by PySODMetrics."""
     mae, s, e, f, w = sod.MAE(), sod.Smeasure(), sod.Emeasure(), sod.Fmeasure(), sod.WeightedFmeasure()
     for levels, mask in zip(maps, masks, strict=True):
         for metric in (mae, s, e, f, w):
@@ -59,7 +59,7 @@ def sod_scores(maps: NDArray[np.uint8], masks: Masks, normalize: bool = True) ->
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
-    """Figure, densecal, torchmetrics, netcal, PySODMetrics."""
+    """Return the rows: figure, densecal, torchmetrics, netcal, PySODMetrics."""
     p, y = inputs()
     maps = np.rint(p * 255).astype(np.uint8)
     exact = calibration_errors(torch.from_numpy(p[:, None]), torch.from_numpy(y[:, None]).double())
@@ -86,7 +86,7 @@ def rows() -> list[tuple[str, str, str, str, str]]:
 
 
 def table() -> str:
-    """The table as markdown."""
+    """Return the table as Markdown."""
     head = ["| figure | densecal | torchmetrics | netcal | PySODMetrics |", "|---|---:|---:|---:|---:|"]
     return "\n".join(head + [f"| {' | '.join(row)} |" for row in rows()])
 

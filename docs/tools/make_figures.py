@@ -1,6 +1,6 @@
-"""The pictures of the documentation, of `densecal demo --out demo`: `python docs/tools/make_figures.py demo`.
+"""Draw the figures of the documentation from `densecal demo --out demo`: `python docs/tools/make_figures.py demo`.
 
-Writes into docs/images: demo.png (a scene and what two models say of it), reliability.png, joint.png and alpha.png.
+Writes docs/images/demo.png (a scene and the predictions of two models), reliability.png, joint.png and alpha.png.
 """
 
 import json
@@ -27,7 +27,7 @@ def save(figure: Figure, name: str, dpi: int = 100) -> None:
 
 
 def demo_figure(demo: Path, records: list[dict]) -> Figure:
-    """A held-out scene, its mask, the probabilities of both models, and both reliability diagrams."""
+    """Draw a held-out scene, its mask, the probabilities of both models, and both reliability diagrams."""
     names = [record["name"] for record in records]
     stem = most_telling_scene(demo, names)
     figure = Figure(figsize=(10, 2.6), layout="constrained")
@@ -58,13 +58,16 @@ def demo_figure(demo: Path, records: list[dict]) -> Figure:
 
 
 def most_telling_scene(demo: Path, names: list[str]) -> str:
-    """Where the second model doubts most of what the first gets wrong, among scenes that the first finds half of."""
+    """Find the scene with most doubt of the second model where the first is wrong.
+
+    The first model must find at least half of the object.
+    """
 
     def doubt(path: Path) -> float:
         mask = np.asarray(Image.open(demo / "held-out/masks" / path.name)) > 0
         p, q = (np.asarray(Image.open(demo / "maps" / name / path.name)) / 65535 for name in names)
-        found, wrong = p > 0.5, (p > 0.5) != mask
-        if (found & mask).sum() < 0.5 * mask.sum():
+        foreground, wrong = p > 0.5, (p > 0.5) != mask
+        if (foreground & mask).sum() < 0.5 * mask.sum():
             return 0.0
         return float((np.abs(p - 0.5) - np.abs(q - 0.5))[wrong].sum())
 
@@ -72,7 +75,7 @@ def most_telling_scene(demo: Path, names: list[str]) -> str:
 
 
 def alpha_figure() -> Figure:
-    """One image's alpha under the MC rule for several lambda, visit by visit."""
+    """Draw the alpha of one image under the MC rule for several lambda, visit by visit."""
     warnings.simplefilter("ignore")
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     axis = figure.subplots()
@@ -93,7 +96,7 @@ def alpha_figure() -> Figure:
 
 
 def main(folder: Path) -> None:
-    """Draw all of them from the folder of a demo."""
+    """Draw all figures from the folder of a demo."""
     both = json.loads((folder / "evaluation.json").read_text())["evaluations"]
     save(demo_figure(folder, both), "demo.png", 110)
     save(reliability_figure(both), "reliability.png")

@@ -1,4 +1,4 @@
-"""The tables and plots of docs/results.md and README.md: `python docs/tools/make_results.py`.
+"""Write the tables and plots of docs/results.md and README.md: `python docs/tools/make_results.py`.
 
 They are made from docs/results/NAME.jsonl, one packed benchmark each. A benchmark that was run in docs/results/NAME is
 packed first. `--unpack NAME` lays a packed one out there, so that the cells that are missing can be run. A table stands
@@ -38,7 +38,7 @@ RECOMMENDED = "| bce + informationless + ema + temperature "
 
 
 class Column(NamedTuple):
-    """A figure of a data set; factor 100 makes per cent."""
+    """A figure of a data set, shown times a factor: 100 for per cent."""
 
     title: str
     dataset: str
@@ -111,7 +111,7 @@ def rows_of(name: str) -> list[dict]:
 
 
 def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:
-    """A figure of every seed of a row; an ensemble has one."""
+    """Return a figure of every seed of a row; an ensemble has one."""
     wanted = (label, calibrator, dataset, reference)
     for row in rows:
         if (row["label"], row["calibrator"], row["dataset"], row["reference"]) == wanted:
@@ -120,7 +120,7 @@ def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: s
 
 
 def table(rows: list[dict], columns: list[Column], prefix: str = "", reference: str = "") -> list[str]:
-    """A line a method, as it is and with a temperature: mean and, of several seeds, standard deviation."""
+    """Return one line per method, without and with a temperature: mean and, for several seeds, standard deviation."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     lines = []
     for calibrator in ("none", TEMPERATURE):
@@ -135,7 +135,7 @@ def table(rows: list[dict], columns: list[Column], prefix: str = "", reference: 
 
 
 def with_head(columns: list[Column], lines: list[str]) -> str:
-    """A whole Markdown table."""
+    """Return a complete Markdown table."""
     head = f"| method | seeds | {' | '.join(column.title for column in columns)} |"
     return "\n".join([head, "|---|" + "---:|" * (len(columns) + 1), *lines]) + "\n"
 
@@ -152,7 +152,7 @@ def log_of(name: str, label: str, seed: int) -> list[dict]:
 
 
 def products() -> str:
-    """Mean confidence of ASLP_MC on validation images, and that of cross entropy times that of the labels."""
+    """Return the table of the mean confidence of ASLP_MC on validation images, predicted and measured."""
     lines = ["| run | accuracy | clean labels: C0 | labels: L | predicted | measured |", "|---|" + "---:|" * 5]
     runs = {"duts": (1, 2), "camvid": (0, 1, 2), "camvid-long": (0, 1), "camvid-small": (0, 1, 2)}
     for name, seeds in runs.items():
@@ -167,7 +167,7 @@ def products() -> str:
 
 
 def lambdas() -> str:
-    """What lambda does to labels and network, of the study of the rule on generated scenes."""
+    """Return the table of what lambda does to labels and network, from the study of the rule on generated scenes."""
     names = ["lambda", "multiplier mu", "labels: L, last 8 epochs", "accuracy", "confidence", "held-out ECE"]
     lines = [f"| {' | '.join(names)} |", "|" + "---:|" * len(names)]
     rows = rows_of("study-rule")
@@ -186,7 +186,7 @@ def lambdas() -> str:
 
 
 def start() -> str:
-    """What a share of the weights of the start does, by the study of it."""
+    """Return the table of what a share of the initial weights does."""
     columns = [f"{data} {key}" for key in ("ece_ew", "nll") for data in ("validation", "informationless")]
     names = ["share", "temperature", "validation ECE", "informationless ECE", "validation NLL", "informationless NLL"]
     lines = [f"| {' | '.join(names)} | sum |", "|" + "---:|" * (len(names) + 1)]
@@ -198,7 +198,7 @@ def start() -> str:
 
 
 def blocks() -> dict[str, str]:
-    """All tables by name."""
+    """Return all tables by name."""
     networks = [
         line
         for name, folder in (("EDN", "edn"), ("ICON", "icon"), ("EBMGSOD", "ebmgsod"))
@@ -227,13 +227,13 @@ def blocks() -> dict[str, str]:
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with new tables."""
     made = blocks()
     return BLOCK.sub(lambda match: match[1] + made[match[2]] + match[3], text)
 
 
 def scatter() -> Figure:
-    """ECE on ECSSD against ECE on textures: circles for methods as they are, squares with a temperature."""
+    """Plot ECE on ECSSD against ECE on textures: circles for methods as they are, squares with a temperature."""
     figure = Figure(figsize=(9.5, 8.5), layout="constrained")
     axis = figure.subplots()
     numbers = itertools.count(1)
@@ -244,22 +244,22 @@ def scatter() -> Figure:
         for (label, reference), colour in zip(labels, itertools.cycle(colours), strict=False):
             style = {"color": colour, "markersize": 7, "markeredgewidth": 2}
             style |= {"markerfacecolor": "white"} if rows is candidates else {}
-            places, number = [], next(numbers)
+            points, number = [], next(numbers)
             name = f"{number}  {label}" + (f", {reference}" if reference else "")
             for calibrator, marker in (("none", "o"), (TEMPERATURE, "s")):
-                home, away = (
+                photographs, textures = (
                     100 * statistics.fmean(seeds_of(rows, label, calibrator, dataset, "ece_ew", reference))
                     for dataset in ("ECSSD", "textures")
                 )
-                places.append((home, away))
-                axis.plot(home, away, marker, label=name if marker == "o" else None, **style)
-                axis.annotate(str(number), (home, away), (5, 4), textcoords="offset points", fontsize=7)
-            axis.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": colour}, zorder=0)
-    home = 100 * statistics.fmean(seeds_of(rows_of("duts"), "bce", TEMPERATURE, "ECSSD", "ece_ew"))
-    away = 100 * statistics.fmean(seeds_of(rows_of("duts"), "aslp-mc", "none", "textures", "ece_ew"))
+                points.append((photographs, textures))
+                axis.plot(photographs, textures, marker, label=name if marker == "o" else None, **style)
+                axis.annotate(str(number), (photographs, textures), (5, 4), textcoords="offset points", fontsize=7)
+            axis.annotate("", points[1], points[0], arrowprops={"arrowstyle": "->", "color": colour}, zorder=0)
+    photographs = 100 * statistics.fmean(seeds_of(rows_of("duts"), "bce", TEMPERATURE, "ECSSD", "ece_ew"))
+    textures = 100 * statistics.fmean(seeds_of(rows_of("duts"), "aslp-mc", "none", "textures", "ece_ew"))
     lowest = 0.05
-    axis.fill_between([lowest, home], 0, away, color=GREY, alpha=0.2, linewidth=0)
-    axis.set(xlabel="at home: ECE on ECSSD, %", ylabel="away: ECE on textures, %", ylim=(0, 15))
+    axis.fill_between([lowest, photographs], 0, textures, color=GREY, alpha=0.2, linewidth=0)
+    axis.set(xlabel="in distribution: ECE on ECSSD, %", ylabel="out of distribution: ECE on textures, %", ylim=(0, 15))
     axis.set(xscale="log", xlim=(lowest, 13), xticks=[0.1, 0.2, 0.5, 1, 2, 5, 10])
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")

@@ -1,13 +1,13 @@
-"""What a share of the weights that training began with does to a trained model.
+"""What a share of the initial weights does to a trained model.
 
     densecal train docs/results/recipe.yaml "data.images=[data/duts-tr-0.zip, data/duts-tr-1.zip]" \
         data.validation=data/duts-tr-val.txt data.informationless=0.1 data.size=96 \
         model.encoder=tf_efficientnet_lite0 optim.epochs=4 optim.ema=0.998 --out runs/start
     python docs/tools/study_start.py runs/start --out docs/results/study-start.json
 
-One run gives all rows, because averaged weights are mixed with those of the start only when the run is over
-(`optim.ema_start` mixes them at every step, with the same result). Validation images and informationless images made
-from them, with a temperature fitted to the former.
+One run gives all rows, because averaged weights are mixed with the initial ones only when the run is over
+(`optim.ema_start` mixes them at every step, with the same result). The rows are measured on validation images and on
+informationless images made from them, with a temperature fitted to the former.
 """
 
 import argparse
@@ -29,13 +29,13 @@ SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
 
 
 def main() -> None:
-    """Mix, fit, evaluate and write."""
+    """Mix the weights, fit a temperature, evaluate and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = checkpoint.load(checkpoint.find(given.run))
-    config, end = parse_config(found.meta["config"], str(given.run)), found.model
+    trained = checkpoint.load(checkpoint.find(given.run))
+    config, end = parse_config(trained.meta["config"], str(given.run)), trained.model
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = initial_network(config, device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -48,8 +48,8 @@ def main() -> None:
         calibrators = fit_several(["temperature"], ImageSetData(network, sets[0], device), device)
         row: dict[str, float] = {"share": share, "temperature": float(calibrators["temperature"].temperature)}
         for data in sets:
-            found = evaluate_model(network, data, calibrators, device=device)["temperature"].record.calibration
-            row |= {f"{data.name} {key}": found[key] for key in ("ece_ew", "nll", "accuracy")}
+            figures = evaluate_model(network, data, calibrators, device=device)["temperature"].record.calibration
+            row |= {f"{data.name} {key}": figures[key] for key in ("ece_ew", "nll", "accuracy")}
         rows.append(row)
         print(json.dumps(row), flush=True)
         given.out.write_text(json.dumps({"config": config.model_dump(mode="json"), "rows": rows}, indent=1) + "\n")
