@@ -47,7 +47,7 @@ def brute_gaps(c: np.ndarray, a: np.ndarray, edges: np.ndarray) -> list[float]:
 
 
 def counted(c: np.ndarray, a: np.ndarray) -> Atoms:
-    return Atoms.sorted(c, np.ones(len(c), np.int64), a.astype(np.int64))
+    return Atoms.from_counts(c, np.ones(len(c), np.int64), a.astype(np.int64))
 
 
 def test_gamma_trace_vector(vectors):
@@ -75,7 +75,7 @@ def test_loss_vector(vectors):
 def test_bins_vector(vectors):
     inputs, expected = vectors["adafocal_val_bins"]["inputs"], vectors["adafocal_val_bins"]["expected"]
     result = validation(torch.tensor(inputs["z"], dtype=torch.float64), torch.tensor(inputs["y"]))
-    atoms = Atoms.sorted(*result.sketch.top_atoms())
+    atoms = Atoms.from_counts(*result.sketch.top_atoms())
     edges = equal_mass_edges(atoms, 4)
     gaps = [row[3] for row in expected["count_conf_acc_gap"]]
     assert edges == pytest.approx(expected["edges"], abs=1e-12)

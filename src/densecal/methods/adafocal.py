@@ -146,7 +146,7 @@ class AdaFocal(Method):
 
     def after_epoch(self, result: Any) -> None:
         """Move every gamma by the gap of its bin of `result.sketch`, and take over the bins."""
-        atoms = Atoms.sorted(*result.sketch.top_atoms())
+        atoms = Atoms.from_counts(*result.sketch.top_atoms())
         edges = equal_mass_edges(atoms, self.bins)
         E = bin_gaps(atoms, edges)
         moved = updated_gamma(self.gamma.cpu().numpy(), E, self.lam, self.gamma_min, self.gamma_max, self.s_th)
