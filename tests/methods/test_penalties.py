@@ -1,4 +1,4 @@
-"""Losses beside cross entropy: the vectors, and brute force for K classes."""
+"""Losses other than cross entropy: the vectors, and brute force for K classes."""
 
 import json
 import math
@@ -169,8 +169,8 @@ def brute_force(name: str, z: np.ndarray, y: np.ndarray) -> float:
     H = np.array([-(q * np.log(q)).sum() for q in mixed])
     h = H / np.log(K)
     q = h / (1 - h) / (1 + h / (1 - h))
-    certain, doubtful = (1 - q) * (1 - np.tanh(H)), q * np.tanh(H)
-    bad, good = (doubtful * a + certain * (1 - a)).sum(), (certain * a + doubtful * (1 - a)).sum()
+    certain, uncertain = (1 - q) * (1 - np.tanh(H)), q * np.tanh(H)
+    bad, good = (uncertain * a + certain * (1 - a)).sum(), (certain * a + uncertain * (1 - a)).sum()
     return float(ce + 0.5 * np.log(1 + bad / good))
 
 
