@@ -81,7 +81,7 @@ class ASLPCL(ASLPMC):
         self.register_buffer("smoothed_gap", torch.tensor(math.nan))
 
     def target_accuracy(self) -> Tensor:
-        """Return C, the expected confidence of perturbed labels."""
+        """Return C, the bound on the expected confidence of labels."""
         return self.bound
 
     def after_epoch(self, result: Any) -> None:

@@ -104,7 +104,7 @@ def fine_size(steps: int) -> int:
 
 
 def fine_index(value: Tensor, steps: int) -> Tensor:
-    """Return the fine bin of every float64 value; larger values have larger bins.
+    """Return the index of the fine bin of every float64 value; it rises with the value.
 
     The distance e to the nearer of 0 and 1 is binned by the leading bits of its floating-point form: 2**steps bins
     in every octave from 2**-40 to 2**-1, one below, one for e = 0.5.

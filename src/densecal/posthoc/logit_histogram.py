@@ -226,7 +226,7 @@ class LogitHistogram:
 
 
 def fine_bin(z: Tensor) -> Tensor:
-    """Return the bin, 0 to 28671, of a float64 logit; it rises with the logit, and no bin spans 0.
+    """Return the bin, 0 to 28671, of a float64 logit; it rises with the logit, and no bin holds logits of both signs.
 
     Bins are the leading bits of 1 + |z| as a floating-point number: 1024 bins per octave, so they are 0.001 wide below
     |z| = 1, 0.002 below 3, 0.004 below 7, ...
