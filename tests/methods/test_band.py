@@ -81,12 +81,12 @@ def test_one_pixel_of_foreground_has_a_square_band():
     assert torch.equal(boundary_band(masks, 2), expected)
 
 
-def test_soft_masks_are_cut_at_one_half():
+def test_soft_masks_are_thresholded_at_one_half():
     masks = torch.tensor([0.0, 0.4, 0.5, 0.6, 1.0, 1.0]).expand(1, 1, 3, 6)
     assert boundary_band(masks, 1)[0, 0, 0].tolist() == [False, False, True, True, False, False]
 
 
-def test_void_is_no_side_of_a_boundary_and_hides_none():
+def test_void_pixels_neither_form_nor_hide_a_boundary():
     row = torch.tensor([0.0, 0.0, VOID, 1.0, 1.0, VOID, 1.0])
     masks = row.expand(1, 1, 3, 7)
     assert boundary_band(masks, 2)[0, 0, 0].tolist() == [False, True, False, True, False, False, False]

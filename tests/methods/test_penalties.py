@@ -79,7 +79,7 @@ def test_focal_and_flsd_pooled_vectors():
     assert make("focal").loss(image(z), image(y)).item() == single(expected("focal")["pooled_g3"])
 
 
-def test_focal_without_focus_is_cross_entropy_for_soft_masks():
+def test_focal_with_gamma_0_is_cross_entropy_for_soft_masks():
     z, y = torch.randn(2, 1, 5, 5), torch.rand(2, 1, 5, 5)
     torch.testing.assert_close(make("focal", gamma=0.0).loss(z, y), binary_cross_entropy_with_logits(z, y))
 

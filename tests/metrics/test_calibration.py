@@ -251,7 +251,7 @@ def test_order_and_split_change_nothing(kind, fold, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_lower_precision_input_is_taken_at_its_exact_value(dtype):
+def test_lower_precision_input_counts_at_its_exact_value(dtype):
     p, y = make_maps(2, 16, 16, 3, dtype)
     check_against_reference(p.double().numpy().ravel(), y.numpy().ravel(), 10, calibration_errors(p, y))
 
@@ -414,7 +414,7 @@ def test_void_pixels_of_integer_maps_change_nothing():
         close(getattr(voided, name), getattr(clean, name), 1e-12)
 
 
-def test_shapes_name_one_image_or_a_batch():
+def test_the_shape_tells_one_image_from_a_batch():
     p, y = make_maps(3, 6, 7, 6)
     for a, b, images in [(p, y, 3), (p[:, 0], y, 3), (p[0, 0], y[0, 0], 1), (p.flatten(), y.flatten(), 1)]:
         assert calibration_errors(a, b).images == images
@@ -455,7 +455,7 @@ def test_a_refused_batch_leaves_no_trace(bad, monkeypatch):
     assert meter.compute().as_dict() == before
 
 
-def test_arrays_and_lists_are_taken_as_they_are():
+def test_arrays_and_lists_are_accepted():
     p, y = np.array([0.7, 0.7, 0.7, 0.7]), np.array([1, 1, 1, 0])
     meter = CalibrationMeter()
     meter.update(p[::-1], y[::-1])
@@ -466,7 +466,7 @@ def test_arrays_and_lists_are_taken_as_they_are():
     close(meter.compute().mean_confidence, 0.7)
 
 
-def test_what_float32_interpolation_leaves_above_one_is_one():
+def test_values_slightly_above_1_after_float32_interpolation_count_as_1():
     p = torch.tensor([1.0000001, 0.25, -1e-9, 0.5])
     y = torch.tensor([1, 0, 0, 1])
     actual, expected = calibration_errors(p, y), calibration_errors(p.clamp(0, 1), y)
@@ -508,7 +508,7 @@ def test_interval_covers_the_truth_and_counts_images_not_pixels():
     assert covered >= 34
 
 
-def test_a_result_does_not_change_when_its_meter_goes_on():
+def test_a_result_does_not_change_when_its_meter_goes_on_counting():
     meter = CalibrationMeter()
     meter.update(*make_maps(5, 8, 8, 0))
     result = meter.compute()

@@ -95,7 +95,7 @@ def test_entropy_equals_torchs_and_counts_every_pixel():
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_entropy_is_taken_in_float64_whatever_the_map(kind):
+def test_entropy_is_computed_in_float64_whatever_the_map(kind):
     p = np.random.default_rng(0).random(200).astype(kind)
     assert binary_entropy(p).tolist() == binary_entropy(p.astype(np.float64)).tolist()
 

@@ -68,7 +68,7 @@ def test_a_state_remembers_how_near_the_limit_is(limit):
     assert again.compute().pixels == 51
 
 
-def test_what_was_binned_once_stays_binned():
+def test_a_binned_sketch_stays_binned():
     meter = meter_of(10)
     meter.sketch.bin_pixels()
     meter.update(torch.rand(5), torch.ones(5))
@@ -153,7 +153,7 @@ def test_a_meter_that_has_seen_nothing_has_a_table_without_rows():
 @pytest.mark.parametrize(
     ("here", "there"), [({}, {"bins": 15}), ({"num_classes": 3}, {"num_classes": 4}), ({}, {"num_classes": 3})]
 )
-def test_a_state_of_other_settings_is_refused(here, there):
+def test_a_state_with_other_settings_is_refused(here, there):
     with pytest.raises(ValueError, match="state of shape"):
         CalibrationMeter(**here).load_state_dict(CalibrationMeter(**there).state_dict())
 
@@ -215,7 +215,7 @@ def test_every_figure_of_integer_maps_equals_brute_force(kind, bins):
     close(r.aurc, reference.aurc(c, a))
 
 
-def test_probabilities_of_0_and_1_cost_what_the_clipping_at_1e_7_says():
+def test_the_nll_of_probabilities_0_and_1_is_clipped_at_1e_7():
     for values in (np.array([0.0, 1.0]), np.array([0, 255], np.uint8), np.array([0, 65535], np.uint16)):
         assert calibration_errors(values, [1, 0]).nll == pytest.approx(-np.log(1e-7), rel=1e-9)
         assert calibration_errors(values, [0, 1]).nll == pytest.approx(-np.log1p(-1e-7), rel=1e-6)

@@ -271,7 +271,7 @@ def test_isotonic_of_one_logit_is_constant():
     assert probabilities(fitted, [-9.0, 1.0, 9.0]) == pytest.approx([1 / 3] * 3)
 
 
-def test_isotonic_points_that_are_one_in_float32_give_numbers():
+def test_isotonic_points_that_coincide_in_float32_give_finite_probabilities():
     calibrator = create("isotonic")
     calibrator.set_table("z", [0.0, 1.0, 1.0 + 1e-12, 2.0])
     calibrator.set_table("y", [0.0, 0.25, 0.5, 1.0])

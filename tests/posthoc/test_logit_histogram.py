@@ -103,7 +103,7 @@ def test_order_and_chunks_do_not_matter(binned, monkeypatch):
     assert float(a) == pytest.approx(float(b), rel=1e-12)
 
 
-def test_void_pixels_count_nowhere():
+def test_void_pixels_are_not_counted():
     z, y = honest(1000)
     masks = y.long()
     masks[::3] = 255

@@ -68,7 +68,7 @@ def test_levels_have_the_thresholds_of_the_same_floats(kind, top):
         assert np.array_equal(highest_threshold(levels, steps), highest_threshold(levels / top, steps))
 
 
-def test_merging_is_adding_images():
+def test_merging_equals_adding_the_images():
     whole, left, right = RiskCurve(), RiskCurve(), RiskCurve()
     for i, pair in enumerate(images(0, 40)):
         whole.update(*pair)
@@ -124,7 +124,7 @@ def test_the_number_of_images_needed_is_enough_and_one_less_is_not(alpha, needed
         sure_and_right(needed - 1).control(alpha)
 
 
-def test_thresholds_are_thousandths_unless_told_otherwise():
+def test_thresholds_are_thousandths_by_default():
     curve = RiskCurve()
     for _ in range(9):
         curve.update(np.array([0.4567, 0.1]), np.array([True, False]))

@@ -44,7 +44,7 @@ def symmetric_beta(uniforms: Tensor, alpha: float) -> Tensor:
 
 
 def next_image(index: Tensor) -> Tensor:
-    """Return the position of the next sample that is no padding, cyclically; padding gets its own position."""
+    """Return the position of the next sample that is not padding, cyclically; padding gets its own position."""
     real = index >= 0
     real_first = torch.argsort((~real).to(torch.uint8), stable=True)
     rank = real.cumsum(0) % real.sum().clamp(min=1)

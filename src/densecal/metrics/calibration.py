@@ -35,7 +35,7 @@ class CalibrationMeter:
         bins: Equal-width bins; also the number of equal-mass bins.
         num_classes: 1 for one foreground probability (the default), K for K channels.
         multilabel: The K channels are independent sigmoids, not a softmax.
-        ignore_index: Mask value of void pixels; 255 for K classes, none for binary maps unless given.
+        ignore_index: Mask value of void pixels; by default 255 for K classes, none for binary maps.
         boundary: Also measure the boundary bands. They are computed on the CPU: turn them off in a tight GPU loop.
 
     Examples:
