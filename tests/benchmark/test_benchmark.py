@@ -46,7 +46,7 @@ from densecal.prediction.ensembles import with_mc_dropout
 from densecal.prediction.predictor import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
-from densecal.runtime.lock import locked
+from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
 from tests.records import small_record
 from tests.training.common import command, environment, run
@@ -482,7 +482,7 @@ def test_a_new_data_set_is_evaluated_without_training_again(whole, tmp_path):
 def test_a_cell_that_another_process_holds_is_left_alone(whole, tmp_path):
     plan = Plan(matrix(), tmp_path)
     mine, other = Pipe()
-    with locked(plan.untuned[0].folder) as held:
+    with lock_folder(plan.untuned[0].folder) as held:
         assert held
         # a lock belongs to the open file, so that a second one in this process is refused like another process's
         assert not _done(plan.untuned[0], ImageSets(), other)

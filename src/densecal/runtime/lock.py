@@ -12,7 +12,7 @@ from densecal.errors import InputError
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Try to hold the lock of a folder.
 
     Args:
@@ -31,7 +31,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def locked_file(path: Path, wait: bool) -> Iterator[bool]:
+def lock_file(path: Path, wait: bool) -> Iterator[bool]:
     """Try to hold the lock of a file, which exists only while the lock is held.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def prefetched(items: Iterator[T], depth: int = 2) -> Iterator[T]:
+def prefetch(items: Iterator[T], depth: int = 2) -> Iterator[T]:
     """Run an iterator in a thread, a few items ahead; its errors are raised here."""
     ready: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(maxsize=depth)
     stop = threading.Event()

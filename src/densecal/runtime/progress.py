@@ -27,7 +27,7 @@ def silent(title: str, done: int, total: int, /, **figures: float) -> None:
     """Report nothing."""
 
 
-def retitled(progress: Progress, title: str) -> Progress:
+def retitle(progress: Progress, title: str) -> Progress:
     """Return a progress report under another title than the one that the work itself gives."""
 
     def report(_: str, done: int, total: int, /, **figures: float) -> None:
@@ -36,7 +36,7 @@ def retitled(progress: Progress, title: str) -> Progress:
     return report
 
 
-def tracked(items: Iterable[T], title: str, progress: Progress, total: int | None = None) -> Iterator[T]:
+def track(items: Iterable[T], title: str, progress: Progress, total: int | None = None) -> Iterator[T]:
     """Yield items and report each as done when the next is requested.
 
     Args:

@@ -100,7 +100,7 @@ def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
+def join_processes() -> Iterator[Processes]:
     """Join the processes that torchrun started, if it did.
 
     Bad input of any process is gathered and raised by the first; the others end silently.
