@@ -15,10 +15,15 @@ from densecal.rng import uniform
 
 
 def image(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and a soft mask in float64."""
+    """Return logits and a soft mask in float64."""
     generator = torch.Generator().manual_seed(seed)
     z = 4 * torch.randn(5, 7, generator=generator, dtype=torch.float64)
     return z, torch.rand(5, 7, generator=generator, dtype=torch.float64)
+
+
+def expected_confidence(alpha: float, beta: float, num_classes: int = 1) -> float:
+    """Return 1 - alpha * b, the largest entry of the expected label (hard y, alpha * beta < 1)."""
+    return 1.0 - alpha * labels.half_scale(beta, num_classes)
 
 
 strengths = st.floats(0, 2)
@@ -45,17 +50,17 @@ def test_identity_4_expected_stochastic_loss_is_label_smoothing(seed, beta, frac
     z, y = image(seed)
     alpha = fraction * 0.999 * labels.max_alpha(beta)
     expected = (1 - alpha) * bce(z, y) + alpha * bce(z, perturb(y, beta))
-    torch.testing.assert_close(expected, bce(z, labels.label_smoothing(y, alpha * beta)))
+    torch.testing.assert_close(expected, bce(z, perturb(y, alpha * beta)))
 
 
 def test_identity_5_expected_confidence(vectors):
     case = vectors["expected_label_confidence"]
     pairs = case["params"]["alpha,beta"]
-    assert [labels.expected_confidence(a, b) for a, b in pairs] == pytest.approx(case["expected"]["confidence"])
+    assert [expected_confidence(a, b) for a, b in pairs] == pytest.approx(case["expected"]["confidence"])
     for alpha, beta in pairs:
         hard = torch.tensor([0.0, 1.0], dtype=torch.float64)
         label = (1 - alpha) * hard + alpha * perturb(hard, beta)
-        assert torch.maximum(label, 1 - label).tolist() == pytest.approx([labels.expected_confidence(alpha, beta)] * 2)
+        assert torch.maximum(label, 1 - label).tolist() == pytest.approx([expected_confidence(alpha, beta)] * 2)
 
 
 def test_identity_6_the_authors_form_of_g():
@@ -76,8 +81,9 @@ def test_perturbed_losses_match_the_vectors(vectors):
 def test_label_smoothing_matches_the_vectors(vectors, strength):
     case = vectors[f"label_smoothing_{strength}"]
     z, y = (torch.tensor(case["inputs"][name], dtype=torch.float64) for name in "zy")
-    found = bce(z, labels.label_smoothing(y, float(strength))).item()
-    assert found == pytest.approx(case["expected"]["bce"], abs=1e-12)
+    labels.check_smoothing(float(strength))
+    actual = bce(z, perturb(y, float(strength))).item()
+    assert actual == pytest.approx(case["expected"]["bce"], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +108,8 @@ def test_techniques_of_four_classes(vectors):
     y = torch.tensor(case["inputs"]["labels"])
     t = perturb(one_hot(y, 4).double(), case["params"]["beta"], 4)
     assert (cross_entropy(z, t) - cross_entropy(z, y)).item() == pytest.approx(case["expected"]["L_p_minus_L_y"])
-    found = labels.expected_confidence(case["params"]["alpha"], case["params"]["beta"], 4)
-    assert found == pytest.approx(case["expected"]["expected_confidence_alpha0.1"])
+    actual = expected_confidence(case["params"]["alpha"], case["params"]["beta"], 4)
+    assert actual == pytest.approx(case["expected"]["expected_confidence_alpha0.1"])
 
 
 @pytest.mark.parametrize(("beta", "classes"), [(2.1, 1), (-0.1, 1), (float("nan"), 1), (2.0, 3), (1.4, 4)])
@@ -112,7 +118,7 @@ def test_strength_out_of_range_names_the_half_scale(beta, classes):
         perturb(torch.zeros(3), beta, classes)
 
 
-def test_the_authors_default_labels_cannot_be_made(vectors):
+def test_the_labels_of_the_authors_defaults_are_refused(vectors):
     b = vectors["code_default_beta2_labels"]["params"]["beta_half_scale"]
     with pytest.raises(ValueError, match=r"beta: found 4\.0"):
         perturb(torch.tensor([1.0, 0.0]), 2 * b)
@@ -122,11 +128,11 @@ def test_the_authors_default_labels_cannot_be_made(vectors):
     ("call", "message"),
     [
         (lambda: labels.technique_strength("hard"), "expected one of hi, si, m, dm"),
-        (lambda: labels.label_smoothing(torch.zeros(1), 1.0), "0 <= beta < 1"),
-        (lambda: labels.stochastic_perturb(torch.zeros(1), 0.5, 2.0, torch.zeros(1)), "alpha < 0.5"),
-        (lambda: labels.stochastic_perturb(torch.zeros(1), 0.1, 2.1, torch.zeros(1)), "beta: found 2.1"),
-        (lambda: labels.stochastic_perturb(torch.zeros(1, 4), 0.1, 1.4, torch.zeros(1), 4), "beta: found 1.4"),
-        (lambda: labels.disturb_label(torch.zeros(1), 1.0, torch.zeros(1)), "alpha < 1"),
+        (lambda: labels.check_smoothing(1.0), "0 <= beta < 1"),
+        (lambda: labels.check_alpha(0.5, 2.0), "alpha < 0.5"),
+        (lambda: perturb(torch.zeros(1), 2.1), "beta: found 2.1"),
+        (lambda: perturb(torch.zeros(1, 4), 1.4, 4), "beta: found 1.4"),
+        (lambda: labels.check_alpha(1.0, 1.0), "alpha < 1"),
         (lambda: labels.moderation_noise(torch.zeros(1), 0.6), "noise_bound"),
     ],
 )
@@ -144,7 +150,7 @@ def test_noise_without_width_or_beyond_one_half_is_refused(bound):
 
 
 @pytest.mark.parametrize("bound", [1e-6, 0.25, 0.5])
-def test_noise_of_any_width_up_to_one_half_is_taken(bound):
+def test_noise_of_any_width_up_to_one_half_is_accepted(bound):
     labels.check_noise_bound(bound)
     noise = labels.moderation_noise(torch.linspace(0, 1, 101, dtype=torch.float64), bound)
     expected = stats.truncnorm(-bound, bound).ppf(np.linspace(0, 1, 101))
@@ -152,7 +158,7 @@ def test_noise_of_any_width_up_to_one_half_is_taken(bound):
 
 
 @pytest.mark.parametrize("bound", [0.023, 0.046, 0.092, 0.25, 0.5])
-def test_rounding_carries_no_noise_beyond_its_bound(bound):
+def test_rounding_moves_no_noise_beyond_its_bound(bound):
     ends = labels.moderation_noise(torch.tensor([0.0, 1 - 2**-24]), bound)
     assert bool((ends.abs() <= torch.tensor(bound)).all())
     assert ends.tolist() == pytest.approx([-bound, bound], rel=1e-6)
@@ -171,19 +177,12 @@ def test_rounding_carries_no_noise_beyond_its_bound(bound):
     ],
     ids=["beta", "beta of 4 classes", "smoothing", "alpha of hi", "alpha of si", "alpha, weak", "alpha of nothing"],
 )
-def test_ranges_end_where_the_specification_ends_them(check, inside, outside):
+def test_ranges_are_those_of_the_specification(check, inside, outside):
     for value in inside:
         check(value)
     for value in outside:
         with pytest.raises(ValueError, match="expected 0 <="):
             check(value)
-
-
-def test_an_image_is_perturbed_if_its_draw_lies_below_its_probability():
-    y, draws = torch.ones(4, 1, 1, 1), torch.tensor([0.0, 0.249, 0.25, 0.9])
-    assert labels.stochastic_perturb(y, 0.25, 2.0, draws).flatten().tolist() == [0, 0, 1, 1]
-    each = torch.tensor([0.0, 0.25, 0.3, 1.0])
-    assert labels.stochastic_perturb(y, each, 2.0, draws).flatten().tolist() == [1, 0, 0, 0]
 
 
 def test_a_strength_per_image():
@@ -196,22 +195,6 @@ def test_a_strength_per_image():
     assert torch.equal(perturb(y, beta.view(3, 1, 1, 1)), t)
 
 
-def test_static_slp_perturbs_whole_images_at_its_rate():
-    count, alpha = 4000, 0.3
-    y = (torch.rand(count, 1, 2, 3) > 0.5).float()
-    t = labels.stochastic_perturb(y, alpha, 2.0, uniform(0, 0, torch.arange(count))[:, 0])
-    changed = (t != y).flatten(1)
-    assert torch.equal(changed.all(1), changed.any(1))
-    assert stats.binomtest(int(changed.all(1).sum()), count, alpha).pvalue > 1e-3
-
-
-def test_disturb_label_is_static_slp_with_uniform_labels():
-    y = torch.eye(3)
-    u = torch.tensor([0.0, 0.5, 0.05])
-    assert labels.disturb_label(y, 0.1, u, 3).tolist()[1] == [0, 1, 0]
-    torch.testing.assert_close(labels.disturb_label(y, 0.1, u, 3)[[0, 2]], torch.full((2, 3), 1 / 3))
-
-
 @pytest.mark.parametrize("bound", [0.5, 0.25])
 def test_moderation_noise_is_a_truncated_normal(vectors, bound):
     noise = labels.moderation_noise(uniform(0, 0, torch.arange(20000))[:, 0], bound).double().numpy()
@@ -221,6 +204,6 @@ def test_moderation_noise_is_a_truncated_normal(vectors, bound):
     assert abs(noise.mean()) < 5 * noise.std() / np.sqrt(len(noise))
 
 
-def test_whole_numbers_are_taken_as_strengths():
+def test_strengths_and_masks_may_be_integers():
     for y in (torch.tensor([0, 1], dtype=torch.uint8), torch.tensor([False, True]), torch.tensor([0, 1])):
         assert perturb(y, 2).tolist() == [1.0, 0.0]

@@ -1,4 +1,4 @@
-"""Draws are a function of (seed, epoch, index, stream) and nothing else, and look uniform and independent."""
+"""Draws are a function of (seed, epoch, index, stream) alone, and look uniform and independent."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ MASK = (1 << 64) - 1
 
 
 def splitmix(x: int) -> int:
-    """SplitMix64's finaliser on unsigned Python integers."""
+    """Apply SplitMix64's finaliser to an unsigned Python integer."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
@@ -29,9 +29,9 @@ def reference(seed: int, epoch: int, index: int, stream: int, count: int) -> lis
 @pytest.mark.parametrize(("seed", "epoch", "stream"), [(0, 0, 0), (7, 3, 1), (123456789, 29, 11), (2**40, 1000, 2)])
 def test_draws_follow_splitmix_on_unsigned_integers(seed, epoch, stream):
     index = torch.tensor([0, 1, 9552, 2**33, -1])
-    found = uniform(seed, epoch, index, stream, count=5)
+    actual = uniform(seed, epoch, index, stream, count=5)
     expected = [reference(seed, epoch, i, stream, 5) for i in index.tolist()]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 def test_draws_do_not_depend_on_the_batch():
@@ -63,7 +63,7 @@ def test_draws_are_uniform_across_samples_and_within_one(draws):
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
 
 
-def test_one_number_of_the_first_stream_is_drawn_unless_told_otherwise():
+def test_by_default_one_number_of_stream_0_is_drawn():
     index = torch.arange(10)
     assert torch.equal(uniform(3, 1, index), uniform(3, 1, index, stream=0, count=1))
     assert torch.equal(normal(3, 1, index), normal(3, 1, index, stream=0, count=1))
@@ -84,7 +84,7 @@ def test_normals_are_normal_and_a_function_of_the_sample():
     assert not torch.equal(normal(3, 2, torch.tensor([7]), stream=310, count=500)[0], draws[7])
 
 
-def test_a_normal_is_the_quantile_of_the_uniform_of_the_same_seed_epoch_and_stream():
+def test_a_normal_is_the_quantile_of_the_uniform_of_its_seed_epoch_and_stream():
     index = torch.tensor([0, 5, 9552])
     for seed, epoch, stream in ((0, 0, 0), (3, 1, 310), (4, 2, 7)):
         u = uniform(seed, epoch, index, stream, count=50).double().numpy()
@@ -98,7 +98,7 @@ def test_an_index_of_a_smaller_type_gives_the_same_draws(dtype):
     assert torch.equal(uniform(3, 1, index.to(dtype), count=3), uniform(3, 1, index, count=3))
 
 
-def test_the_outermost_uniforms_make_finite_normals(monkeypatch):
+def test_the_smallest_and_the_largest_uniform_give_finite_normals(monkeypatch):
     ends = torch.tensor([[0.0, 1 - 2.0**-24]])
     monkeypatch.setattr("densecal.rng.uniform", lambda *a: ends)
     low, high = normal(0, 0, torch.tensor([0]), count=2)[0].tolist()

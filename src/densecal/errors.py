@@ -1,12 +1,12 @@
-"""What the command line answers with one line: bad input, naming file or key, and having been asked to stop."""
+"""Exceptions that the command line reports in one line: bad input, named by file or key, and requests to stop."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 
-LONGEST = 500
-"""Characters of what was found; the rest of a longer text is no help."""
+MAX_FOUND = 500
+"""Longest description of what was found, in characters; longer ones are cut."""
 
 
 class InputError(ValueError):
@@ -14,26 +14,26 @@ class InputError(ValueError):
 
     Args:
         where: The file, folder or configuration key that is wrong.
-        found: What is there.
-        expected: What should be there.
+        found: What was found there.
+        expected: What was expected.
     """
 
     def __init__(self, where: str | Path, found: str, expected: str) -> None:
         self.where = str(where)
-        self.found = found if len(found) <= LONGEST else f"{found[: LONGEST - 3]}..."
+        self.found = found if len(found) <= MAX_FOUND else f"{found[: MAX_FOUND - 3]}..."
         self.expected = expected
         super().__init__(f"{self.where}: {self.found}; expected {expected}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
-        """Survive the way back from a worker process."""
+        """Make the error picklable, so that a worker process can return it."""
         return InputError, (self.where, self.found, self.expected)
 
 
-class Preempted(Exception):  # noqa: N818 - not an error: it was asked for
+class Preempted(Exception):  # noqa: N818 - not an error: it was requested
     """The process was asked to stop; what it left behind can be resumed.
 
     Attributes:
-        number: The signal that asked: SIGTERM, or SIGINT for Ctrl-C.
+        number: The signal that was received: SIGTERM, or SIGINT for Ctrl-C.
     """
 
     number: int = signal.SIGTERM

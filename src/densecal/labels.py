@@ -24,7 +24,7 @@ from torch import Tensor
 
 Number = TypeVar("Number", float, Tensor)
 
-# Where a technique stands between moderation (0: uniform) and hard inversion (1: no mass on the true class).
+# Position of a technique between moderation (0: uniform) and hard inversion (1: no mass on the true class).
 TECHNIQUES: dict[str, float] = {"hi": 1.0, "si": 0.5, "m": 0.0, "dm": 0.0}
 
 
@@ -57,14 +57,9 @@ def technique_strength(name: str, num_classes: int = 1) -> float:
 
 
 def half_scale(beta: Number, num_classes: int = 1) -> Number:
-    """Return b = beta * (K - 1) / K, the inverted label's share: L(t) = (1 - b) L(y) + b L(inverted y)."""
+    """Return b = beta * (K - 1) / K, the share of the inverted label: L(t) = (1 - b) L(y) + b L(inverted y)."""
     K = label_values(num_classes)
     return beta * ((K - 1) / K)
-
-
-def expected_confidence(alpha: Number, beta: float, num_classes: int = 1) -> Number:
-    """Return 1 - alpha * b, the largest entry of the expected label (hard y, alpha * beta < 1)."""
-    return 1.0 - alpha * half_scale(beta, num_classes)
 
 
 def perturb(y: Tensor, beta: float | Tensor, num_classes: int = 1) -> Tensor:
@@ -73,7 +68,7 @@ def perturb(y: Tensor, beta: float | Tensor, num_classes: int = 1) -> Tensor:
     Args:
         y: Foreground probability (one sigmoid logit) or class probabilities (K classes), hard or soft.
         beta: Strength on the full scale, in [0, 2] for one sigmoid logit, [0, K / (K - 1)] for K classes. A
-            tensor holds one strength per image (first dimension of `y`) or broadcasts as it is; its values
+            tensor holds one strength per image (first dimension of `y`) or broadcasts as it is. Its values
             are not checked, because that would make the host wait for the device.
         num_classes: 1 for one sigmoid logit, K for K classes.
 
@@ -93,34 +88,6 @@ def perturb(y: Tensor, beta: float | Tensor, num_classes: int = 1) -> Tensor:
         check_beta(beta, num_classes)
         beta = float(beta)
     return (1 - beta) * y + beta / label_values(num_classes)
-
-
-def label_smoothing(y: Tensor, s: float, num_classes: int = 1) -> Tensor:
-    """Smooth labels: `perturb` with s in [0, 1), full scale. The paper's 0.03 may mean 0.03 or 0.06."""
-    check_smoothing(s)
-    return perturb(y, s, num_classes)
-
-
-def stochastic_perturb(y: Tensor, alpha: float | Tensor, beta: float, uniform: Tensor, num_classes: int = 1) -> Tensor:
-    """Perturb each image's labels with probability alpha (static SLP when alpha is one number).
-
-    Args:
-        y: Labels as in `perturb`, images along the first dimension.
-        alpha: Probability, one number or one per image (B,).
-        beta: Full-scale strength.
-        uniform: One uniform draw per image, (B,): every pixel of an image shares it.
-        num_classes: 1 for one sigmoid logit, K for K classes.
-    """
-    check_beta(beta, num_classes)
-    if not isinstance(alpha, Tensor):
-        check_alpha(alpha, beta)
-    Z = uniform < alpha
-    return perturb(y, beta * Z, num_classes)
-
-
-def disturb_label(y: Tensor, alpha: float, uniform: Tensor, num_classes: int = 1) -> Tensor:
-    """DisturbLabel: with probability alpha an image's labels become uniform (static SLP with moderation)."""
-    return stochastic_perturb(y, alpha, 1.0, uniform, num_classes)
 
 
 def moderation_noise(uniform: Tensor, bound: float = 0.5) -> Tensor:
@@ -158,7 +125,7 @@ def check_alpha(alpha: float, beta: float) -> None:
 
 
 def check_noise_bound(bound: float) -> None:
-    """Raise ValueError for noise that would carry dynamic moderation's labels out of [0, 1]."""
+    """Raise ValueError for noise that would move dynamic moderation's labels out of [0, 1]."""
     if not 0 < bound <= 0.5:
         raise ValueError(f"noise_bound: found {bound}; expected 0 < bound <= 0.5 (paper 0.5, its code 0.25)")
 

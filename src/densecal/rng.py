@@ -16,7 +16,7 @@ _MASK_30, _MASK_27, _MASK_31, _MASK_40 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33)
 
 @unique
 class Stream(IntEnum):
-    """Independent uses of the same (seed, epoch, sample index). A number that is once given keeps its meaning."""
+    """Independent uses of the same (seed, epoch, sample index). A number never changes its meaning."""
 
     LABEL = 10
     """Which images' labels are perturbed."""
@@ -29,7 +29,7 @@ class Stream(IntEnum):
     AUGMENT = 201
     """Flip, translation and crop."""
     SIZE = 301
-    """Side of the images of a batch."""
+    """Image size of a batch."""
     COLOUR = 302
     """Brightness, contrast, colour and sharpness."""
     MASK_NOISE = 303
@@ -77,16 +77,16 @@ def uniform(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 
 def normal(seed: int, epoch: int, index: Tensor, stream: int = 0, count: int = 1) -> Tensor:
     """Draw ``count`` standard normals for every sample of a batch, float32 (B, count); see ``uniform``.
 
-    One uniform makes one normal by the inverse of its distribution, so none is larger than 5.5.
+    Each normal is the quantile of one uniform, so none is larger than 5.5 in magnitude.
     """
-    # half a step off the grid of uniforms, which holds 0, and in float64, where 1 is not reached
+    # Shifted by half a step, because uniforms can be 0; in float64, where the largest does not round to 1.
     u = uniform(seed, epoch, index, stream, count).double() + 2.0**-25
     normals: Tensor = torch.special.ndtri(u).float()
     return normals
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser; torch shifts keep the sign, so the shifted-in bits are masked away."""
+    """Apply SplitMix64's finaliser; shifts in torch keep the sign, so the shifted-in bits are masked out."""
     x = (x ^ ((x >> 30) & _MASK_30)) * _MIX_1
     x = (x ^ ((x >> 27) & _MASK_27)) * _MIX_2
     return x ^ ((x >> 31) & _MASK_31)

@@ -48,7 +48,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
 from densecal.report.inputs import read_inputs
-from densecal.runtime.lock import locked
+from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
 from tests.records import small_record
 from tests.training.common import command, environment, run
@@ -509,7 +509,7 @@ def test_a_new_data_set_is_evaluated_without_training_again(whole, tmp_path):
     plan = Plan(matrix(datasets=[{"name": "other", "scenes": {"count": 3, "seed": 9}}], bins=[10, 25]), copy)
     cell = plan.untuned[0]
     held = cell.run / "config.yaml"
-    elsewhere = held.read_text().replace("depthwise: true", "depthwise: false")  # how fast it was trained is no matter
+    elsewhere = held.read_text().replace("kernels: true", "kernels: false")  # how fast it was trained is no matter
     assert elsewhere != held.read_text()
     held.write_text(elsewhere)
     before = mtimes(copy, "cells/bce/seed-0/run/**/*")
@@ -527,7 +527,7 @@ def test_a_new_data_set_is_evaluated_without_training_again(whole, tmp_path):
 def test_a_cell_that_another_process_holds_is_left_alone(whole, tmp_path):
     plan = Plan(matrix(), tmp_path)
     mine, other = Pipe()
-    with locked(plan.untuned[0].folder) as held:
+    with lock_folder(plan.untuned[0].folder) as held:
         assert held
         # a lock belongs to the open file, so that a second one in this process is refused like another process's
         assert not _done(plan.untuned[0], ImageSets(), other)

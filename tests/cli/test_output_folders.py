@@ -12,7 +12,7 @@ import yaml
 
 from densecal.data.scenes import generate, write
 from densecal.errors import InputError
-from densecal.runtime.lock import locked
+from densecal.runtime.lock import lock_folder
 from densecal.training.loop import train
 from tests import running
 from tests.training.common import SMALL, command, end_state, environment, log_lines, run, small_config, train_command
@@ -88,12 +88,12 @@ def test_a_run_folder_has_one_process_at_a_time(tmp_path):
     assert second.returncode == 2
     assert "another process is training into it" in second.stderr
     # the lock ends with the process that held it, however that ended
-    with locked(out) as mine:
+    with lock_folder(out) as mine:
         assert mine
 
 
 def test_a_run_that_starts_at_the_same_moment_is_refused(tmp_path):
-    with locked(tmp_path / "run") as mine:
+    with lock_folder(tmp_path / "run") as mine:
         assert mine
         with pytest.raises(InputError, match="another process"):
             train(small_config(), tmp_path / "run")

@@ -22,7 +22,7 @@ def blocks() -> list[str]:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.ARCHITECTURES, "_known", dict(registry.ARCHITECTURES._known))
+    monkeypatch.setattr(registry.ARCHITECTURES, "_items", dict(registry.ARCHITECTURES._items))
     exec(blocks()[0], {"__name__": "adding_a_model"})
 
 

@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 
 from densecal.io.row_chunks import row_chunks
 from densecal.metrics import CalibrationMeter, SegmentationMeter
-from densecal.metrics.min_max import stretched_map
+from densecal.metrics.min_max import stretch_map
 from densecal.metrics.segmentation import count_levels
 from tests.training.common import environment
 
@@ -53,9 +53,7 @@ def test_segmentation_scores_do_not_depend_on_the_bands(kind, seed, height, widt
             meter = SegmentationMeter()
             meter.update(prediction, mask)
             scores = meter.compute()
-            results.append(
-                [*scores.as_dict().values(), *scores.f_curve, *scores.e_curve, *stretched_map(prediction)[0]]
-            )
+            results.append([*scores.as_dict().values(), *scores.f_curve, *scores.e_curve, *stretch_map(prediction)[0]])
             if kind != "float":
                 zones = np.arange(height)[:, None] % 3 + np.zeros((1, width), int)
                 results[-1] += count_levels(prediction, mask, zones, 3).ravel().tolist()

@@ -18,14 +18,14 @@ def result(accuracy: float) -> SimpleNamespace:
     return SimpleNamespace(accuracy=accuracy)
 
 
-def quiet(name: str, **options):
+def create_quietly(name: str, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return create(name, **{"num_samples": 1, "warmup": 0, **options})
 
 
 def visit(method, gap: float, index: int = 0) -> float:
-    """Let a method see image `index` with g = gap; return the image's value."""
+    """Show a method image `index` with g = gap; return the value of the image."""
     logits, masks = torch.full((1, 1, 2, 2), gap), torch.ones(1, 1, 2, 2)
     method.after_step(logits, masks, torch.tensor([index]))
     return method.values[index].item()
@@ -34,7 +34,7 @@ def visit(method, gap: float, index: int = 0) -> float:
 def pure_mc(g, A, alpha, beta, lam, eta=0.002, grad_norm="paper"):
     b = half_scale(beta)
     alpha, A = torch.tensor(alpha, dtype=torch.float64), torch.tensor(A, dtype=torch.float64)
-    gradient = rules.normalised(torch.tensor(g, dtype=torch.float64), b, grad_norm)
+    gradient = rules.normalise(torch.tensor(g, dtype=torch.float64), b, grad_norm)
     r = rules.confidence_regulariser(alpha, A, b)
     return rules.clamp(rules.ascend(alpha, gradient, r, eta, lam), beta).item()
 
@@ -45,7 +45,7 @@ def test_mc_trajectory(vectors, name):
     g, A = case["inputs"]["g"], case["inputs"]["A"]
     beta, lam, eta = (case["params"][key] for key in ("beta", "lambda", "eta"))
     grad_norm = MC_BETA_1.get(name, "paper")
-    method = quiet("aslp-mc", technique={2.0: "hi", 1.0: "m"}[beta], lam=float(lam), grad_norm=grad_norm)
+    method = create_quietly("aslp-mc", technique={2.0: "hi", 1.0: "m"}[beta], lam=float(lam), grad_norm=grad_norm)
     method.freeze(A)
     alpha = case["inputs"]["alpha0"]
     for expected in case["expected"]["alpha"]:
@@ -60,7 +60,7 @@ def test_mc_settles_at_the_fixed_point_inside_its_bound_and_never_outside():
     for technique, beta in (("hi", 2.0), ("si", 1.5), ("m", 1.0)):
         bound = rules.stability(0.002, 1.0, beta).max_lam
         for lam in (0.5 * bound, 0.9 * bound, 1.1 * bound):
-            method = quiet("aslp-mc", technique=technique, lam=lam)
+            method = create_quietly("aslp-mc", technique=technique, lam=lam)
             method.freeze(A)
             path = [visit(method, g) for _ in range(400)][-20:]
             fixed_point = 2 / beta * (1 - A + g / lam)
@@ -84,7 +84,7 @@ def test_large_lambda_lowers_the_mean_perturbation():
 
 def test_mei_trajectory(vectors):
     case = vectors["mei_trajectory"]
-    method = quiet("aslp-mei", schedule="two-stage", warmup=1)
+    method = create_quietly("aslp-mei", schedule="two-stage", warmup=1)
     method.start_epoch(0)
     method.after_epoch(result(case["inputs"]["A_lm"]))
     steps = zip(case["inputs"]["A_val_per_step"], case["expected"]["alpha"], strict=True)
@@ -95,7 +95,7 @@ def test_mei_trajectory(vectors):
 
 
 def test_mei_falls_back_from_the_best_accuracy_so_far_under_warmup():
-    method = quiet("aslp-mei", schedule="warmup", warmup=0)
+    method = create_quietly("aslp-mei", schedule="warmup", warmup=0)
     for epoch, (accuracy, ideal) in enumerate([(0.9, 0.9), (0.95, 0.95), (0.94, 0.95)]):
         method.start_epoch(epoch)
         method.after_epoch(result(accuracy))
@@ -116,21 +116,21 @@ def test_mei_falls_back_from_the_best_accuracy_so_far_under_warmup():
 )
 def test_als_trajectory(vectors, gradient, key, start):
     case = vectors["als_trajectory"]
-    method = quiet("als", gradient=gradient, lam=500.0)
+    method = create_quietly("als", gradient=gradient, lam=500.0)
     method.freeze(case["inputs"]["A"])
     method.beta.fill_(start)
-    found = [visit(method, case["inputs"]["g"]) for _ in range(10)]
-    assert found == pytest.approx(case["expected"][key], abs=2e-6)
+    actual = [visit(method, case["inputs"]["g"]) for _ in range(10)]
+    assert actual == pytest.approx(case["expected"][key], abs=2e-6)
 
 
 def test_als_exact_gradient_is_autograds_for_one_logit_and_for_classes():
     for K in (1, 4):
-        method = quiet("als", num_classes=K, eta=1.0, lam=0.0)
+        method = create_quietly("als", num_classes=K, eta=1.0, lam=0.0)
         method.freeze(0.5)
         z = torch.randn(1, K, 5, 5) * 0.1 + (torch.arange(K) == 0).view(1, K, 1, 1)
         y = torch.ones(1, 1, 5, 5) if K == 1 else torch.zeros(1, 5, 5, dtype=torch.long)
         beta = torch.full((1,), 0.1, requires_grad=True)
-        (slope,) = torch.autograd.grad(method.loss(z, method.perturbed(y, beta)), beta)
+        (slope,) = torch.autograd.grad(method.loss(z, method.perturb_labels(y, beta)), beta)
         method.beta.fill_(0.1)
         method.after_step(z, y, torch.tensor([0]))
         assert method.beta.item() - 0.1 == pytest.approx(slope.item(), abs=1e-6)
@@ -141,7 +141,7 @@ def test_grad_norms_are_the_derivative_divided_by_powers_of_b():
         b = beta / 2
         for grad_norm, factor in (("none", b), ("paper", 1), ("confidence", 1 / b)):
             for name in ("aslp-mc", "aslp-mei"):
-                method = quiet(name, technique=technique, grad_norm=grad_norm)
+                method = create_quietly(name, technique=technique, grad_norm=grad_norm)
                 method.freeze(0.5)
                 assert visit(method, 5.0) == pytest.approx(0.002 * 5 * factor, abs=1e-7)
 
@@ -157,7 +157,7 @@ def test_grad_norms_are_the_derivative_divided_by_powers_of_b():
     ],
 )
 def test_values_are_clamped_at_both_ends(name, options, top):
-    method = quiet(name, **options)
+    method = create_quietly(name, **options)
     method.freeze(0.0 if name == "als" else 0.5)
     assert visit(method, 1e6) == pytest.approx(top)
     assert visit(method, -1e6) == 0
@@ -166,7 +166,7 @@ def test_values_are_clamped_at_both_ends(name, options, top):
 
 @pytest.mark.parametrize(("technique", "beta"), [("hi", 2.0), ("si", 1.5), ("m", 1.0)])
 def test_the_exact_constraint_stops_at_the_threshold(technique, beta):
-    method = quiet("aslp-mc", technique=technique, constraint="exact")
+    method = create_quietly("aslp-mc", technique=technique, constraint="exact")
     method.freeze(0.957)
     path = [visit(method, 6.5) for _ in range(20)]
     assert path[0] == pytest.approx(0.013)
@@ -177,14 +177,14 @@ def test_the_exact_constraint_stops_at_the_threshold(technique, beta):
 
 
 def test_the_exact_constraint_of_als():
-    method = quiet("als", constraint="exact")
+    method = create_quietly("als", constraint="exact")
     method.freeze(0.96)
     assert [visit(method, 6.0) for _ in range(30)][-1] == pytest.approx(0.08, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["aslp-mc", "als"])
-def test_images_mostly_wrong_lose_their_perturbation(name):
-    method = quiet(name, preset="stable")
+def test_images_that_are_mostly_wrong_lose_their_perturbation(name):
+    method = create_quietly(name, preset="stable")
     method.freeze(0.9)
     method.values[0] = 0.02
     steps = 0
@@ -227,39 +227,42 @@ def test_a_rule_inside_its_bound_is_quiet(name, options):
 
 def test_the_defaults_are_the_papers():
     for name in ("aslp-mei", "aslp-mc", "als"):
-        method = quiet(name, warmup=None)
+        method = create_quietly(name, warmup=None)
         assert (method.eta, method.lam, method.warmup, method.accuracy_mode) == (0.002, 2000.0, 5, "running")
-        method = quiet(name, warmup=None, schedule="two-stage")
+        method = create_quietly(name, warmup=None, schedule="two-stage")
         assert (method.warmup, method.accuracy_mode) == (30, "frozen")
     for name in ("aslp-mei", "aslp-mc"):
-        method = quiet(name)
+        method = create_quietly(name)
         assert (method.technique, method.noise_bound, method.grad_norm, method.band) == ("hi", 0.5, "paper", None)
-    assert (quiet("als").gradient, quiet("als").constraint, quiet("aslp-mc").constraint) == ("exact", *["penalty"] * 2)
-    assert quiet("aslp-mc", preset="stable").lam == 500
-    assert quiet("aslp-mc", preset="stable", lam=700.0).lam == 700
+    assert (create_quietly("als").gradient, create_quietly("als").constraint, create_quietly("aslp-mc").constraint) == (
+        "exact",
+        *["penalty"] * 2,
+    )
+    assert create_quietly("aslp-mc", preset="stable").lam == 500
+    assert create_quietly("aslp-mc", preset="stable", lam=700.0).lam == 700
 
 
 @pytest.mark.parametrize(("name", "step"), [("aslp-mei", 0.01), ("aslp-mc", 0.01), ("als", 0.005)])
 def test_warmup_alone_holds_values_back(name, step):
-    method = quiet(name, warmup=2, preset="stable")
+    method = create_quietly(name, warmup=2, preset="stable")
     for epoch in range(2):
         method.start_epoch(epoch)
         assert visit(method, 5.0) == 0
     method.start_epoch(2)
-    # from 0 the first step is eta * g' whatever the accuracy, so none need be known
+    # From 0 the first step is eta * g' whatever the accuracy, so no accuracy is needed.
     assert visit(method, 5.0) == pytest.approx(step)
 
 
-def test_until_an_accuracy_is_known_the_model_counts_as_right():
-    method = quiet("aslp-mc", preset="stable")
+def test_before_the_first_validation_the_accuracy_counts_as_1():
+    method = create_quietly("aslp-mc", preset="stable")
     for _ in range(100):
         visit(method, 5.0)
     assert method.alpha.max() == pytest.approx(5.0 / 500)  # where eta * g = eta * lambda * alpha
-    assert visit(quiet("aslp-mc", constraint="exact"), 5.0) == 0
+    assert visit(create_quietly("aslp-mc", constraint="exact"), 5.0) == 0
 
 
 def test_running_accuracy_follows_every_validation():
-    method = quiet("aslp-mc", constraint="exact")
+    method = create_quietly("aslp-mc", constraint="exact")
     for epoch, accuracy in enumerate([0.9, 0.97, 0.94]):
         method.start_epoch(epoch)
         method.after_epoch(result(accuracy))
@@ -267,17 +270,17 @@ def test_running_accuracy_follows_every_validation():
 
 
 def test_two_stage_freezes_the_last_accuracy_of_stage_one():
-    method = quiet("aslp-mc", schedule="two-stage", warmup=2, constraint="exact")
+    method = create_quietly("aslp-mc", schedule="two-stage", warmup=2, constraint="exact")
     for epoch, accuracy in enumerate([0.8, 0.9, 0.99, 0.7]):
         method.start_epoch(epoch)
-        found = visit(method, 1e3)
-        assert found == pytest.approx(0 if epoch < 2 else 0.1, abs=1e-6)
+        actual = visit(method, 1e3)
+        assert actual == pytest.approx(0 if epoch < 2 else 0.1, abs=1e-6)
         method.after_epoch(result(accuracy))
 
 
 def test_frozen_accuracy_without_a_stage_one_is_the_first_validation_or_set_by_hand():
-    method = quiet("aslp-mc", accuracy="frozen", warmup=0, constraint="exact")
-    by_hand = quiet("aslp-mc", accuracy="frozen", warmup=0, constraint="exact")
+    method = create_quietly("aslp-mc", accuracy="frozen", warmup=0, constraint="exact")
+    by_hand = create_quietly("aslp-mc", accuracy="frozen", warmup=0, constraint="exact")
     by_hand.freeze(0.8)
     for epoch, accuracy in enumerate([0.9, 0.95]):
         for each in (method, by_hand):
@@ -288,8 +291,8 @@ def test_frozen_accuracy_without_a_stage_one_is_the_first_validation_or_set_by_h
 
 
 @pytest.mark.parametrize("accuracy", [95.7, -0.1, float("nan")])
-def test_an_accuracy_that_is_no_fraction_is_refused(accuracy):
-    method = quiet("aslp-mc")
+def test_an_accuracy_outside_0_to_1_is_refused(accuracy):
+    method = create_quietly("aslp-mc")
     with pytest.raises(ValueError, match="accuracy: found"):
         method.after_epoch(result(accuracy))
     with pytest.raises(ValueError, match="accuracy: found"):
@@ -297,15 +300,15 @@ def test_an_accuracy_that_is_no_fraction_is_refused(accuracy):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_overflowed_move_nothing(bad):
-    method = quiet("aslp-mc")
+def test_infinite_and_nan_logits_move_nothing(bad):
+    method = create_quietly("aslp-mc")
     method.freeze(0.9)
     value = visit(method, 5.0)
     assert visit(method, bad) == value
 
 
-def test_an_index_past_the_end_is_no_padding():
-    method = quiet("als", num_samples=5)
+def test_an_index_past_the_end_is_refused():
+    method = create_quietly("als", num_samples=5)
     images, masks = torch.zeros(2, 3, 2, 2), torch.ones(2, 1, 2, 2)
     for call in (
         lambda: method.prepare(images, masks, torch.tensor([0, 5])),
@@ -316,31 +319,31 @@ def test_an_index_past_the_end_is_no_padding():
 
 
 def test_statistics_hold_the_quartiles():
-    method = quiet("aslp-mc", num_samples=5, lam=500.0)
+    method = create_quietly("aslp-mc", num_samples=5, lam=500.0)
     method.alpha.copy_(torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2]))
-    found = method.statistics()
+    actual = method.statistics()
     names = ("min", "q25", "median", "q75", "max", "mean")
-    assert [found[f"alpha_{name}"] for name in names] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.2])
-    assert found["negative_share"] == 0  # of no visits
+    assert [actual[f"alpha_{name}"] for name in names] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.2])
+    assert actual["negative_share"] == 0  # of no visits
 
 
 def test_a_gap_of_exactly_0_is_not_negative():
-    method = quiet("aslp-mc", num_samples=4, lam=500.0)
+    method = create_quietly("aslp-mc", num_samples=4, lam=500.0)
     logits = torch.tensor([0.0, -1.0, 1.0, -1.0]).view(4, 1, 1, 1)
     method.after_step(logits, torch.ones(4, 1, 1, 1), torch.tensor([0, 1, 2, -1]))
     assert method.statistics()["negative_share"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
-def test_accuracies_of_0_and_1_are_fractions(accuracy):
-    method = quiet("aslp-mc")
+def test_accuracies_of_0_and_1_are_accepted(accuracy):
+    method = create_quietly("aslp-mc")
     method.after_epoch(result(accuracy))
     assert method.statistics()["accuracy"] == accuracy
     method.freeze(accuracy)
 
 
-def test_statistics_are_those_of_the_real_images():
-    method = quiet("aslp-mc", num_samples=4, technique="si", lam=500.0)
+def test_statistics_leave_out_padding():
+    method = create_quietly("aslp-mc", num_samples=4, technique="si", lam=500.0)
     assert method.statistics()["accuracy"] == 1
     method.freeze(0.9)
     logits = torch.tensor([5.0, -1.0, 3.0, -9.0]).view(4, 1, 1, 1).expand(4, 1, 2, 2)
@@ -348,13 +351,13 @@ def test_statistics_are_those_of_the_real_images():
     for epoch, z in enumerate([-logits.abs(), logits, logits]):
         method.start_epoch(epoch)
         method.after_step(z, torch.ones(4, 1, 2, 2), index)
-    found = method.statistics()
+    actual = method.statistics()
     alpha = torch.tensor([0.02, 0.0, 0.0, 0.012])
-    assert found["alpha_mean"] == pytest.approx(alpha.mean().item())
-    assert [found["alpha_min"], found["alpha_median"], found["alpha_max"]] == pytest.approx([0, 0.006, 0.02])
-    assert found["expected_confidence"] == pytest.approx(1 - 0.75 * alpha.mean().item())
-    assert found["negative_share"] == pytest.approx(1 / 3)
-    assert found["accuracy"] == pytest.approx(0.9)
-    assert found["multiplier"] == pytest.approx(1 - 0.002 * 500 * 0.75)
-    assert "beta_mean" in quiet("als").statistics()
-    assert "multiplier" not in quiet("aslp-mei").statistics()
+    assert actual["alpha_mean"] == pytest.approx(alpha.mean().item())
+    assert [actual["alpha_min"], actual["alpha_median"], actual["alpha_max"]] == pytest.approx([0, 0.006, 0.02])
+    assert actual["expected_confidence"] == pytest.approx(1 - 0.75 * alpha.mean().item())
+    assert actual["negative_share"] == pytest.approx(1 / 3)
+    assert actual["accuracy"] == pytest.approx(0.9)
+    assert actual["multiplier"] == pytest.approx(1 - 0.002 * 500 * 0.75)
+    assert "beta_mean" in create_quietly("als").statistics()
+    assert "multiplier" not in create_quietly("aslp-mei").statistics()

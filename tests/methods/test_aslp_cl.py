@@ -1,4 +1,4 @@
-"""The closed loop moves against the gap, settles for every lag, never winds up, and survives a checkpoint."""
+"""The closed loop moves against the gap, settles for every lag, does not wind up, and survives a checkpoint."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ def result(confidence, accuracy=0.9):
 
 
 def visit(method, gap=5.0):
-    """Show every image once, all of them well fitted."""
+    """Show a method every image once, all of them fitted well."""
     n = method.num_samples
     masks = torch.ones(n, 1, 2, 2)
     method.after_step(torch.full((n, 1, 2, 2), gap), masks, torch.arange(n))
@@ -55,22 +55,22 @@ def test_images_that_contradict_their_labels_are_perturbed_less():
     smoothing=st.floats(0.0, 0.9),
 )
 def test_the_loop_settles_without_a_gap_for_every_lag(rho, slope, overconfidence, gain, smoothing):
-    """A network that follows its labels of the epoch before with a lag of rate rho, surer than it may be."""
-    assume(overconfidence / slope < 0.25)  # what the floor lets perturbation take away
+    """The network follows the labels of the previous epoch with a lag of rate rho and is over-confident."""
+    assume(overconfidence / slope < 0.25)  # the most that perturbation can remove above the floor
     assume(gain + smoothing < 0.98)
     method = create("aslp-cl", num_samples=1, gain=gain, smoothing=smoothing, warmup=0)
     assert gaps(method, rho, slope, overconfidence)[-1] == pytest.approx(0, abs=1e-3)
 
 
 def gaps(method, rho, slope, overconfidence):
-    confidence, accuracy, before, found = 0.9 + overconfidence, 0.9, 1.0, []
+    confidence, accuracy, before, actual = 0.9 + overconfidence, 0.9, 1.0, []
     for epoch in range(3000):
         method.start_epoch(epoch)
         method.after_epoch(result(confidence, accuracy))
         confidence += rho * (accuracy + overconfidence - slope * (1 - before) - confidence)
         before = float(method.bound)
-        found.append(confidence - accuracy)
-    return found
+        actual.append(confidence - accuracy)
+    return actual
 
 
 @settings(max_examples=300, deadline=None)
@@ -86,10 +86,10 @@ def test_the_bound_does_not_wind_up():
     method = create("aslp-cl", num_samples=1, smoothing=0.0, warmup=0)
     for epoch in range(50):
         method.start_epoch(epoch)
-        method.after_epoch(result(0.6))  # under-confident for long: there is nothing to take away
+        method.after_epoch(result(0.6))  # under-confident for long: there is nothing to remove
     assert float(method.bound) == 1
     method.after_epoch(result(1.0))
-    assert float(method.bound) == pytest.approx(0.95)  # and it answers at once
+    assert float(method.bound) == pytest.approx(0.95)  # and it reacts at once
 
 
 def test_nothing_moves_before_the_loop_closes():
@@ -103,7 +103,7 @@ def test_nothing_moves_before_the_loop_closes():
     assert float(method.bound) < 1
 
 
-def test_the_log_holds_the_bound_in_place_of_the_accuracy_and_the_gap_once_there_is_one():
+def test_statistics_hold_the_bound_instead_of_the_accuracy_and_the_gap_once_there_is_one():
     method = create("aslp-cl", num_samples=1, warmup=0)
     before = method.statistics()
     assert before["bound"] == 1
@@ -137,7 +137,7 @@ def test_state_survives_a_checkpoint():
     assert first.statistics()["gap"] == pytest.approx(0.3 * 0.07 + 0.7 * 0.05, abs=1e-6)
 
 
-def test_a_loop_beyond_the_bound_swings():
+def test_a_loop_outside_the_stable_range_oscillates():
     method = create("aslp-cl", num_samples=1, gain=0.5, warmup=0)
     method.smoothing = 0.8
     assert max(map(abs, gaps(method, rho=0.1, slope=1.0, overconfidence=0.1)[-100:])) > 0.01
@@ -147,13 +147,13 @@ def test_a_loop_beyond_the_bound_swings():
 
 def test_the_defaults_are_those_of_the_documentation():
     method = create("aslp-cl", num_samples=1)
-    found = method.gain, method.smoothing, method.floor, method.eta, method.warmup, method.technique
-    assert found == (0.5, 0.3, 0.75, 0.05, 1, "hi")
+    actual = method.gain, method.smoothing, method.floor, method.eta, method.warmup, method.technique
+    assert actual == (0.5, 0.3, 0.75, 0.05, 1, "hi")
     assert (method.noise_bound, method.grad_norm, method.band, method.lam) == (0.5, "paper", None, 0.0)
     assert (float(method.bound), method.statistics()["bound"]) == (1.0, 1.0)
 
 
-def test_by_default_one_visit_reaches_the_farthest_threshold_and_takes_no_more_than_eta_times_the_gap():
+def test_by_default_one_visit_reaches_the_highest_threshold_and_moves_at_most_eta_times_the_gap():
     method = create("aslp-cl", num_samples=2, warmup=0)
     for epoch in range(20):
         method.start_epoch(epoch)
@@ -166,7 +166,7 @@ def test_by_default_one_visit_reaches_the_farthest_threshold_and_takes_no_more_t
 @pytest.mark.parametrize(
     "options", [{"gain": 0.999}, {"gain": 1e-3}, {"smoothing": 0.0}, {"floor": 0.5}, {"floor": 1.0}]
 )
-def test_options_just_inside_the_stable_range_are_taken(options):
+def test_options_just_inside_the_stable_range_are_accepted(options):
     options = {"gain": 0.5, "smoothing": 0.0} | options
     method = create("aslp-cl", num_samples=1, **options)
     assert {name: getattr(method, name) for name in options} == options

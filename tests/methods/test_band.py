@@ -1,4 +1,4 @@
-"""Perturbation in a band around the boundary: which pixels, which labels, and nothing else changed."""
+"""Perturbation in a band around the boundary: which pixels and labels change, and that nothing else does."""
 
 import warnings
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ N = 24
 
 
 def make(name, alpha=0.4, **given_options):
-    """A method whose every image is perturbed with probability alpha."""
+    """Return a method that perturbs every image with probability alpha."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         method = create(name, num_samples=N, **given_options)
@@ -35,7 +35,7 @@ def make(name, alpha=0.4, **given_options):
 
 
 def scene(classes=1, void=True, count=N):
-    """Blocks of classes of 4 x 4 pixels, some pixels void; the last mask has one class alone."""
+    """Return masks of 4 x 4 pixel blocks of classes, some pixels void; the last mask has only one class."""
     coarse = torch.randint(max(classes, 2), (count, 4, 5))
     labels = coarse.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
     labels[-1] = 1
@@ -45,7 +45,7 @@ def scene(classes=1, void=True, count=N):
 
 
 def brute_band(labels: np.ndarray, width: int) -> np.ndarray:
-    """Class by class, by scipy's chessboard distance to the nearest valid pixel of another class."""
+    """Return the band by scipy's chessboard distance to the nearest valid pixel of another class."""
     band = np.zeros(labels.shape, dtype=bool)
     for label in set(np.unique(labels)) - {VOID}:
         others = (labels != label) & (labels != VOID)
@@ -64,7 +64,7 @@ def brute_bands(masks: torch.Tensor, width: int) -> torch.Tensor:
     seed=st.integers(0, 10**6), width=st.integers(1, 9), classes=st.sampled_from([1, 2, 5]),
     shape=st.tuples(st.integers(1, 13), st.integers(1, 13)), rare=st.floats(0.0, 1.0), void=st.floats(0.0, 1.0),
 )  # fmt: skip
-def test_the_band_is_that_of_scipys_chessboard_distance(seed, width, classes, shape, rare, void):
+def test_the_band_follows_scipys_chessboard_distance(seed, width, classes, shape, rare, void):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(max(classes, 2), (3, *shape), generator=generator)
     labels *= torch.rand(labels.shape, generator=generator) < rare
@@ -81,12 +81,12 @@ def test_one_pixel_of_foreground_has_a_square_band():
     assert torch.equal(boundary_band(masks, 2), expected)
 
 
-def test_soft_masks_are_cut_at_one_half():
+def test_soft_masks_are_thresholded_at_one_half():
     masks = torch.tensor([0.0, 0.4, 0.5, 0.6, 1.0, 1.0]).expand(1, 1, 3, 6)
     assert boundary_band(masks, 1)[0, 0, 0].tolist() == [False, False, True, True, False, False]
 
 
-def test_void_is_no_side_of_a_boundary_and_hides_none():
+def test_void_pixels_neither_form_nor_hide_a_boundary():
     row = torch.tensor([0.0, 0.0, VOID, 1.0, 1.0, VOID, 1.0])
     masks = row.expand(1, 1, 3, 7)
     assert boundary_band(masks, 2)[0, 0, 0].tolist() == [False, True, False, True, False, False, False]
@@ -114,14 +114,14 @@ def test_the_loss_of_k_classes_is_that_of_soft_labels_in_the_band(name):
     own = one_hot(masks.where(masks != VOID, 0), K).movedim(-1, 1)
     z = 4 * own + torch.randn(N, K, *masks.shape[1:])
     method = make(name, num_classes=K, band=2, technique="si")
-    found = method.loss(z, method.prepare(z, masks, index)[1])
+    actual = method.loss(z, method.prepare(z, masks, index)[1])
     drawn = (method.uniform(index, Stream.LABEL)[:, 0] < 0.4).view(-1, 1, 1)
     strength = technique_strength("si", K) * (drawn & brute_bands(masks, 2)).double()
     valid = masks != VOID
     soft = perturb(one_hot(masks.where(valid, 0), K).double(), strength.unsqueeze(-1), K)
     pixels = -(soft * z.double().log_softmax(1).movedim(1, -1)).sum(-1)
-    assert found.item() == pytest.approx(pixels[valid].mean().item(), rel=1e-5)
-    assert found.item() > 1.5 * make("slp", 0.0, num_classes=K).loss(z, masks).item()
+    assert actual.item() == pytest.approx(pixels[valid].mean().item(), rel=1e-5)
+    assert actual.item() > 1.5 * make("slp", 0.0, num_classes=K).loss(z, masks).item()
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
@@ -139,7 +139,7 @@ def test_images_without_a_boundary_keep_their_labels(name, classes):
 
 @pytest.mark.parametrize("name", STOCHASTIC)
 @pytest.mark.parametrize("classes", [1, 3])
-def test_without_a_band_whole_images_are_perturbed_as_ever(name, classes):
+def test_without_a_band_whole_images_are_perturbed(name, classes):
     masks, index = scene(classes), torch.arange(N)
     for technique in ("hi", "dm") if classes == 1 else ("hi", "m"):
         method = make(name, num_classes=classes, technique=technique)
@@ -183,7 +183,7 @@ def test_labels_are_a_function_of_seed_epoch_and_index(name, technique):
     assert not torch.equal(labels(index, epoch=6), first)
 
 
-def test_a_pixel_of_the_band_has_the_expected_confidence_in_the_mean_and_the_others_are_sure():
+def test_pixels_in_the_band_have_the_expected_confidence_on_average_and_others_are_certain():
     masks, index, epochs, alpha = scene(void=False), torch.arange(N), 400, 0.2
     method = make("aslp-mc", alpha, technique="si", band=2)
     mean = torch.zeros_like(masks)
@@ -197,7 +197,7 @@ def test_a_pixel_of_the_band_has_the_expected_confidence_in_the_mean_and_the_oth
 
 
 @pytest.mark.parametrize("name", ["aslp-mei", "aslp-mc", "aslp-cl"])
-def test_the_rule_of_alpha_is_the_same(name):
+def test_a_band_does_not_change_the_rule_of_alpha(name):
     masks, index = scene(), torch.arange(N)
     z = 3 * (2 * masks - 1) + torch.randn(masks.shape)
     alphas = []

@@ -1,4 +1,4 @@
-"""Losses and gaps: equal to PyTorch's and to brute force in float64, void pixels and weights left out exactly."""
+"""Losses and gaps: equal to PyTorch's and to brute force in float64, with void pixels and padding left out exactly."""
 
 import pytest
 import torch
@@ -42,13 +42,13 @@ def brute_force_bce(z, t, weight) -> float:
 @pytest.mark.parametrize("weight", [None, [1.0, 0.0, 1.0, 1.0], [0.5, 2.0, 0.0, 0.1]])
 def test_bce_averages_over_valid_weighted_pixels(void, weight):
     z, t = binary_batch(void)
-    found = bce_with_void(z, t, VOID, None if weight is None else torch.tensor(weight))
-    assert found.item() == pytest.approx(brute_force_bce(z, t, weight or [1.0] * 4), rel=1e-5)
+    actual = bce_with_void(z, t, VOID, None if weight is None else torch.tensor(weight))
+    assert actual.item() == pytest.approx(brute_force_bce(z, t, weight or [1.0] * 4), rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 3), (3, 1, 37, 53), (10, 1, 96, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bce_without_void_is_pytorchs_bit_for_bit(shape, dtype):
+def test_bce_without_void_equals_pytorchs_bit_for_bit(shape, dtype):
     z, y = torch.randn(shape).to(dtype), torch.rand(shape)
     ours, theirs = (z.clone().requires_grad_() for _ in range(2))
     loss = bce_with_void(ours, y)
@@ -65,13 +65,13 @@ def test_bce_without_void_is_pytorchs_bit_for_bit(shape, dtype):
 def test_smoothed_cross_entropy_equals_soft_one_hot_targets(void, weight):
     z, y = class_batch(void)
     strength = torch.tensor([0.0, 0.3, 1.0, max_beta(5)])
-    found = cross_entropy_with_void(
+    actual = cross_entropy_with_void(
         z, SmoothedLabels(y, strength), VOID, None if weight is None else torch.tensor(weight)
     )
     soft = perturb(one_hot(y.where(y != VOID, 0), 5).double(), strength.double(), 5)
     share = (y != VOID) * torch.tensor(weight or [1.0] * 4).double().view(4, 1, 1)
     pixels = -(soft * z.double().log_softmax(1).movedim(1, -1)).sum(-1)
-    assert found.item() == pytest.approx(((pixels * share).sum() / share.sum()).item(), rel=1e-5)
+    assert actual.item() == pytest.approx(((pixels * share).sum() / share.sum()).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("void", [False, True])
@@ -121,12 +121,12 @@ def test_cross_entropy_is_float32_under_autocast():
 def test_shares_are_weights_relative_to_their_mean(shape, of):
     weight = torch.rand(3) if shape == "sample" else torch.rand(3, 1, 4, 5)
     valid = torch.tensor([True, False, True]) if of == "samples" else torch.rand(3, 1, 4, 5) < 0.7
-    wanted = weight.double().view(3, 1, 1, 1) if shape == "sample" else weight.double()
-    wanted = wanted.expand(3, 1, 4, 5) * valid.view(3, *valid.shape[1:] or (1, 1, 1))
+    expected = weight.double().view(3, 1, 1, 1) if shape == "sample" else weight.double()
+    expected = expected.expand(3, 1, 4, 5) * valid.view(3, *valid.shape[1:] or (1, 1, 1))
     if of == "samples":
-        wanted = wanted.sum(dim=(1, 2, 3))
-    wanted = wanted / wanted.mean()
-    torch.testing.assert_close(pixel_shares(valid, weight).double(), wanted, rtol=1e-5, atol=1e-7)
+        expected = expected.sum(dim=(1, 2, 3))
+    expected = expected / expected.mean()
+    torch.testing.assert_close(pixel_shares(valid, weight).double(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_shares_of_nothing_are_0_and_of_everything_exactly_1():
@@ -135,7 +135,7 @@ def test_shares_of_nothing_are_0_and_of_everything_exactly_1():
     assert torch.equal(pixel_shares(torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)), torch.zeros(2, 3))
 
 
-def test_void_is_255_unless_told_otherwise():
+def test_void_is_255_by_default():
     for loss, gap, (z, y) in (
         (bce_with_void, image_gap, binary_batch(True)),
         (cross_entropy_with_void, class_gap, class_batch(True)),
@@ -150,8 +150,8 @@ def test_void_is_255_unless_told_otherwise():
 def test_gap_is_the_difference_of_two_losses(vectors):
     case = vectors["scbce"]
     z, y, z2, y2 = (torch.tensor(case["inputs"][name]) for name in ("z", "y", "z2", "y2"))
-    found = image_gap(torch.stack([z, z2])[:, None], torch.stack([y, y2])[:, None])
-    assert found.tolist() == pytest.approx([case["expected"]["g1"], case["expected"]["g2"]], abs=1e-6)
+    actual = image_gap(torch.stack([z, z2])[:, None], torch.stack([y, y2])[:, None])
+    assert actual.tolist() == pytest.approx([case["expected"]["g1"], case["expected"]["g2"]], abs=1e-6)
     soft = torch.rand(4, 4)
     difference = binary_cross_entropy_with_logits(z, 1 - soft) - binary_cross_entropy_with_logits(z, soft)
     assert image_gap(z[None, None], soft[None, None]).item() == pytest.approx(difference.item(), abs=1e-6)
@@ -176,10 +176,10 @@ def test_two_softmax_classes_have_the_gap_of_one_sigmoid_logit():
 def test_gaps_skip_void_pixels_and_images_without_any_valid_one():
     for gap, (z, y) in ((image_gap, binary_batch(True)), (class_gap, class_batch(True))):
         y[0] = VOID
-        found = gap(z, y)
-        assert found[0].item() == 0
+        actual = gap(z, y)
+        assert actual[0].item() == 0
         flat_z, flat_y = z.flatten(2), y.flatten(1)
         for i in range(1, 4):
             valid = flat_y[i] != VOID
             some_y = flat_y[i][valid].view(1, -1) if gap is class_gap else flat_y[i][valid].view(1, 1, -1)
-            torch.testing.assert_close(found[i : i + 1], gap(flat_z[i : i + 1, :, valid], some_y))
+            torch.testing.assert_close(actual[i : i + 1], gap(flat_z[i : i + 1, :, valid], some_y))

@@ -1,4 +1,4 @@
-"""Mixup: the vector, the law and the sources of lam, partners, void, padding, and that mixing may precede the model."""
+"""Mixup: the vector, the distribution of lam, its draws, partners, void, padding, and mixing before the model."""
 
 import math
 
@@ -9,7 +9,7 @@ from scipy import stats
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from densecal.methods import create
-from densecal.methods.mixup import MixedLabels, blend, next_real, symmetric_beta
+from densecal.methods.mixup import MixedLabels, blend, next_image, symmetric_beta
 from densecal.models import build
 from tests.methods.test_protocol import NoSync, forbid
 
@@ -28,7 +28,7 @@ def batch(classes: int, count: int = 6):
 
 
 def share(method, index):
-    """Return lam of every image, read off a blend of a white image with black ones."""
+    """Return lam of every image, measured on a blend of a white image with black ones."""
     lam = []
     for i in range(len(index)):
         white = torch.zeros(len(index), 3, 1, 1)
@@ -53,7 +53,7 @@ def test_lam_has_the_beta_distribution(alpha):
     uniforms = torch.rand(20_000, 2, generator=torch.Generator().manual_seed(3))
     lam = symmetric_beta(uniforms, alpha)
     assert ((lam >= 0) & (lam <= 1)).all()
-    # float32 ends at 6e-8 from 1, where Beta(0.1, 0.1) still has mass; below 1/2 it does not
+    # float32 values stop 6e-8 short of 1, where Beta(0.1, 0.1) still has mass; near 0 they are dense enough.
     near = lam.double().clamp(1e-6, 1 - 1e-6).numpy()
     law = stats.beta(alpha, alpha)
     grid = np.linspace(0.001, 0.999, 200)
@@ -94,7 +94,7 @@ def test_lam_is_a_function_of_seed_epoch_and_index():
     ],
 )
 def test_the_partner_is_the_next_image_and_never_padding(index, partners):
-    assert next_real(torch.tensor(index)).tolist() == partners
+    assert next_image(torch.tensor(index)).tolist() == partners
 
 
 def test_images_and_masks_are_blended_alike():
@@ -124,7 +124,7 @@ def test_k_classes_mix_the_losses_of_both_labels():
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
-def test_two_softmax_classes_are_one_sigmoid_logit():
+def test_two_softmax_classes_equal_one_sigmoid_logit():
     images, masks, z = batch(1)
     two = torch.cat([torch.zeros_like(z), z], dim=1)
     index = torch.arange(6)
@@ -140,8 +140,8 @@ def test_a_pixel_void_in_either_image_is_void_in_the_mix(classes):
     masks[1, ..., 1] = VOID
     method = make(classes)
     _, targets = method.prepare(images, masks, torch.arange(6))
-    found = [targets] if classes == 1 else [targets.labels, targets.partners]
-    for labels in found:
+    label_maps = [targets] if classes == 1 else [targets.labels, targets.partners]
+    for labels in label_maps:
         void = (labels == VOID).reshape(6, 5, 4)
         assert void[0, :, :2].all()  # its own column 0, and column 1 of image 1
         assert void[1, :, 1].all()
@@ -165,7 +165,7 @@ def test_padding_changes_nothing(classes):
 
 
 @pytest.mark.parametrize("classes", [1, 4])
-def test_an_image_alone_and_masks_that_agree_stay_as_they_are(classes):
+def test_a_single_image_stays_unmixed(classes):
     images, masks, z = batch(classes, count=1)
     method = make(classes)
     mixed, targets = method.prepare(images, masks, torch.tensor([3]))
@@ -175,7 +175,7 @@ def test_an_image_alone_and_masks_that_agree_stay_as_they_are(classes):
     assert torch.equal(method.loss(z, masks), bce)  # masks that did not go through `prepare`
 
 
-def test_mixing_before_the_models_normalisation_is_mixing_after_it():
+def test_mixing_before_the_models_normalisation_equals_mixing_after_it():
     model = build("unet", "mobilenetv3_small_050", decoder_channels=[8, 8, 8, 8, 8])
     seen = []
     model.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -232,9 +232,9 @@ def test_a_bad_alpha_is_refused(value):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64])
-def test_masks_of_whole_numbers_are_blended_too(dtype):
+def test_integer_masks_are_blended_too(dtype):
     images, masks, index = torch.rand(2, 3, 4, 4), torch.ones(2, 1, 4, 4), torch.tensor([0, 1])
     masks[1] = 0
     method = create("mixup", num_samples=2)
-    wanted = method.prepare(images, masks, index)[1]
-    assert torch.equal(method.prepare(images, masks.to(dtype), index)[1], wanted)
+    expected = method.prepare(images, masks, index)[1]
+    assert torch.equal(method.prepare(images, masks.to(dtype), index)[1], expected)

@@ -1,4 +1,4 @@
-"""MMCE: the vectors, the kernel form against its matrix, which pixels are drawn."""
+"""MMCE: the vectors, the kernel form against its matrix, and which pixels are drawn."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from densecal.methods import create
-from densecal.methods.mmce import draw_pixels, kernel_form, mmce_squared, rooted, weighted_mmce_squared
+from densecal.methods.mmce import draw_pixels, kernel_form, safe_sqrt, weighted_mmce_squared
 from tests.methods.common import batch
 
 
@@ -45,28 +45,28 @@ def test_vectors(vector):
     inputs, expected = vector
     c, a = torch.tensor(inputs["conf"], dtype=torch.float64), torch.tensor(inputs["correct"]) > 0.5
     assert (a.sum(), (~a).sum()) == (expected["n_correct"], expected["n_incorrect"])
-    plain, weighted = mmce_squared(c, a), weighted_mmce_squared(c, a, torch.ones_like(c))
+    plain, weighted = kernel_form(c, (a.double() - c) / c.numel()), weighted_mmce_squared(c, a, torch.ones_like(c))
     assert plain.item() == pytest.approx(expected["mmce_m_squared"], abs=1e-12)
-    assert rooted(plain).item() == pytest.approx(expected["mmce_m"], abs=1e-9)
+    assert safe_sqrt(plain).item() == pytest.approx(expected["mmce_m"], abs=1e-9)
     assert weighted.item() == pytest.approx(expected["mmce_w_squared_paper_norm"], abs=1e-12)
-    assert rooted(weighted).item() == pytest.approx(expected["mmce_w_paper_norm"], abs=1e-9)
+    assert safe_sqrt(weighted).item() == pytest.approx(expected["mmce_w_paper_norm"], abs=1e-9)
 
 
-def test_the_loss_has_the_vectors_term(vector):
+def test_the_loss_contains_the_term_of_the_vector(vector):
     inputs, expected = vector
     z, y = (torch.tensor(inputs[key]).view(2, 1, 4, 4) for key in "zy")
     term = make().loss(z, y) - create("bce", num_samples=9).loss(z, y)
     assert term.item() == pytest.approx(0.5 * expected["mmce_w_paper_norm"], abs=1e-5)
 
 
-def test_dividing_a_second_time_as_public_codes_do_makes_the_term_vanish(vector):
+def test_dividing_twice_as_public_codes_do_makes_the_term_vanish(vector):
     inputs, expected = vector
     c, a = torch.tensor(inputs["conf"], dtype=torch.float64), torch.tensor(inputs["correct"], dtype=torch.float64)
     n = torch.where(a > 0.5, a.sum(), (1 - a).sum())
     doubly = kernel_form(c, (a - c) / n**2).sqrt().item()
-    # their second denominators have 1e-5 added
+    # The public codes add 1e-5 to their second denominators.
     assert doubly == pytest.approx(expected["mmce_w_public_code_double_norm"], abs=1e-8)
-    assert doubly < expected["mmce_w_paper_norm"] / 6  # with 8 wrong pixels; with thousands nothing is left
+    assert doubly < expected["mmce_w_paper_norm"] / 6  # with 8 wrong pixels; with thousands it is negligible
 
 
 @settings(deadline=None, max_examples=50)
@@ -74,12 +74,12 @@ def test_dividing_a_second_time_as_public_codes_do_makes_the_term_vanish(vector)
     st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=40),
     st.sampled_from([0.01, 0.1, 0.4, 3.0]),
 )
-def test_the_kernel_form_is_that_of_the_matrix(pairs, width):
+def test_the_kernel_form_equals_that_of_the_matrix(pairs, width):
     c, u = torch.tensor(pairs, dtype=torch.float64).T
     torch.testing.assert_close(kernel_form(c, u, width), matrix_form(c, u, width), rtol=1e-9, atol=1e-12)
 
 
-def test_the_gradient_of_the_kernel_form_is_that_of_the_matrix():
+def test_the_gradient_of_the_kernel_form_equals_that_of_the_matrix():
     c = torch.rand(30, dtype=torch.float64, requires_grad=True)
     u = torch.randn(30, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda c, u: kernel_form(c, u, 0.4), (c, u))
@@ -91,7 +91,7 @@ def test_the_gradient_of_the_kernel_form_is_that_of_the_matrix():
 def test_the_gradient_flows_through_the_confidence():
     c = (0.5 + torch.rand(20, dtype=torch.float64) / 2).requires_grad_()
     a, shares = torch.rand(20) > 0.4, torch.rand(20, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda c: rooted(weighted_mmce_squared(c, a, shares)), (c,))
+    assert torch.autograd.gradcheck(lambda c: safe_sqrt(weighted_mmce_squared(c, a, shares)), (c,))
 
 
 def test_four_classes_agree_with_the_definition():
@@ -105,9 +105,9 @@ def test_a_draw_takes_half_of_each_stratum_or_all_there_is():
     keys, correct = torch.rand(3, 1000), torch.rand(3, 1000) < 0.99
     allowed = torch.rand(3, 1000) < 0.9
     wrong = int((~correct & allowed).sum())
-    drawn, found = draw_pixels(keys, correct, allowed, 200)
-    assert drawn.shape == found.shape == (200,)
-    kept = drawn[found]
+    positions, is_pixel = draw_pixels(keys, correct, allowed, 200)
+    assert positions.shape == is_pixel.shape == (200,)
+    kept = positions[is_pixel]
     assert len(kept) == len(set(kept.tolist())) == 100 + wrong < 200
     assert allowed.flatten()[kept].all()
     assert correct.flatten()[kept].sum() == 100
@@ -132,15 +132,15 @@ def test_draws_are_a_function_of_seed_epoch_and_index():
     assert not torch.equal(first, drawn(make(pixels=100), 3, [4, 7, 2]))
 
 
-def test_drawn_pixels_estimate_the_term_of_all():
+def test_drawn_pixels_estimate_the_term_of_all_pixels():
     z = 2 * torch.randn(4, 1, 40, 40)
     y = (torch.rand_like(z) < (1.5 * z).sigmoid()).float()
     every = make(pixels=4 * 1600 * 2).loss(z, y).item()
     method = make(pixels=1024)
-    found = []
+    actual = []
     for epoch in range(40):
         method.start_epoch(epoch)
-        found.append(method.loss(z, method.prepare(z, y, torch.arange(4))[1]).item())
-    error = np.std(found) / math.sqrt(40)
+        actual.append(method.loss(z, method.prepare(z, y, torch.arange(4))[1]).item())
+    error = np.std(actual) / math.sqrt(40)
     assert error > 0
-    assert abs(np.mean(found) - every) < 4 * error + 0.003  # the bias of the pairs i = j and of the root
+    assert abs(np.mean(actual) - every) < 4 * error + 0.003  # the bias of the pairs i = j and of the root

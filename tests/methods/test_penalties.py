@@ -1,4 +1,4 @@
-"""Losses beside cross entropy: the vectors, and brute force for K classes."""
+"""Losses other than cross entropy: the vectors, and brute force for K classes."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def test_focal_and_flsd_pooled_vectors():
     assert make("focal").loss(image(z), image(y)).item() == single(expected("focal")["pooled_g3"])
 
 
-def test_focal_without_focus_is_cross_entropy_for_soft_masks():
+def test_focal_with_gamma_0_is_cross_entropy_for_soft_masks():
     z, y = torch.randn(2, 1, 5, 5), torch.rand(2, 1, 5, 5)
     torch.testing.assert_close(make("focal", gamma=0.0).loss(z, y), binary_cross_entropy_with_logits(z, y))
 
@@ -169,8 +169,8 @@ def brute_force(name: str, z: np.ndarray, y: np.ndarray) -> float:
     H = np.array([-(q * np.log(q)).sum() for q in mixed])
     h = H / np.log(K)
     q = h / (1 - h) / (1 + h / (1 - h))
-    certain, doubtful = (1 - q) * (1 - np.tanh(H)), q * np.tanh(H)
-    bad, good = (doubtful * a + certain * (1 - a)).sum(), (certain * a + doubtful * (1 - a)).sum()
+    certain, uncertain = (1 - q) * (1 - np.tanh(H)), q * np.tanh(H)
+    bad, good = (uncertain * a + certain * (1 - a)).sum(), (certain * a + uncertain * (1 - a)).sum()
     return float(ce + 0.5 * np.log(1 + bad / good))
 
 

@@ -1,4 +1,4 @@
-"""What every loss keeps: two classes are one logit, void and padding count nowhere, nothing overflows, no waiting."""
+"""What every loss guarantees: two classes equal one logit, void and padding do not count, no overflow, no waiting."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from densecal.methods import create
 from tests.methods.common import VOID, batch
-from tests.methods.test_adafocal import taught
+from tests.methods.test_adafocal import method_with_gammas
 from tests.methods.test_protocol import NoSync, forbid
 
 METHODS = [
@@ -19,12 +19,12 @@ OPTIONS = {"mbls": {"margin": 1.0}}
 
 def make(name: str, **options):
     if name == "adafocal" and options.keys() <= {"num_classes"}:
-        return taught(options.get("num_classes", 1))
+        return method_with_gammas(options.get("num_classes", 1))
     return create(name, **{"num_samples": 9, **OPTIONS.get(name, {}), **options})
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_two_softmax_classes_are_one_sigmoid_logit(name):
+def test_two_softmax_classes_equal_one_sigmoid_logit(name):
     z, y = batch(1)
     two = torch.cat([torch.zeros_like(z), z], dim=1)
     z.requires_grad_()
@@ -102,7 +102,7 @@ def test_adafocal_takes_a_soft_label_of_exactly_one_half_for_background(label, g
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("classes", [1, 4])
-def test_padding_samples_and_images_of_void_change_nothing(name, classes):
+def test_padding_samples_and_void_images_change_nothing(name, classes):
     z, y = batch(classes)
     method = make(name, num_classes=classes)
     expected = method.loss(z[:3], y[:3])
@@ -137,7 +137,7 @@ def test_the_gradient_is_finite_at_saturation_and_at_the_tie(name, classes, scal
     loss.backward()
     assert loss.isfinite()
     assert z.grad.isfinite().all()
-    if name == "mmce" and labels != "mixed":  # of right or of wrong pixels alone there is no term
+    if name == "mmce" and labels != "mixed":  # without both right and wrong pixels there is no term
         assert loss == make("bce", num_classes=classes).loss(z, y)
 
 

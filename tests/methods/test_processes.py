@@ -18,7 +18,7 @@ CASES = {
 
 
 def global_batch(epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Seeded logits of one step and its six indices: 11 images in two steps leave one slot to padding."""
+    """Return seeded logits and six indices of one step: 11 images in two steps leave one slot for padding."""
     order = [*torch.randperm(N, generator=torch.Generator().manual_seed(epoch)).tolist(), -1]
     index = torch.tensor(order[step * 2 * LOCAL : (step + 1) * 2 * LOCAL])
     generator = torch.Generator().manual_seed(100 * epoch + step)
@@ -52,11 +52,11 @@ def worker(rank: int, folder: str) -> None:
 
 def test_two_processes_agree_with_one(tmp_path: Path):
     mp.spawn(worker, (str(tmp_path),), nprocs=2)
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     for name, method in run(0, 1).items():
         values = method.state_dict()["values"]
         assert values[:N].gt(0).sum() >= N - 1
         assert values[N] == 0
-        for state, statistics in (result[name] for result in found):
+        for state, statistics in (result[name] for result in results):
             torch.testing.assert_close(state["values"], values, rtol=0, atol=0)
             assert statistics == method.statistics()

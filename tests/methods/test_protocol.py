@@ -1,4 +1,4 @@
-"""What every method keeps as promises to a training loop: bit-exact cross entropy, draws, void, padding, state."""
+"""What every method guarantees to a training loop: bit-exact cross entropy, draws, void, padding, state."""
 
 import io
 import warnings
@@ -85,7 +85,7 @@ def test_static_slp_has_the_probabilities_of_the_papers_ablation(technique, alph
     assert (method.prepare(y, y, torch.arange(2))[1] != y).flatten(1).all(1).tolist() == [False, True]
 
 
-def test_static_slp_inverts_labels_unless_told_otherwise():
+def test_static_slp_inverts_labels_by_default():
     method = create("slp", num_samples=1)
     assert (method.technique, method.probability, method.noise_bound, method.band) == ("hi", 0.01, 0.5, None)
 
@@ -171,7 +171,7 @@ def test_resuming_from_a_state_dict_continues_the_run(name, classes):
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_state_is_one_float_an_image_in_the_state_dict(name):
+def test_state_is_one_float_per_image_in_the_state_dict(name):
     method = make(name)
     value = method.beta if name == "als" else method.alpha
     assert value.shape == (N,)
@@ -206,7 +206,7 @@ def test_void_pixels_change_nothing(name, classes):
     ("name", "options"),
     [("slp", {"technique": "hi"}), ("slp", {"technique": "dm"}), ("slp", {"band": 2}), ("label-smoothing", {})],
 )
-def test_images_of_nobody_keep_their_labels(name, options):
+def test_padding_samples_keep_their_labels(name, options):
     z, y, index = binary_batch(8)
     index[4:] = -1
     for epoch in range(20):
@@ -255,7 +255,7 @@ def test_two_softmax_classes_train_like_one_sigmoid_logit(name):
 
 
 class NoSync(TorchDispatchMode):
-    """Fails on the operations whose result the host must wait for."""
+    """Fail on operations whose result the host must wait for."""
 
     FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal.default", "unique")
 
@@ -316,7 +316,7 @@ def test_after_step_leaves_no_graph_behind():
     assert method.alpha.max() > 0
 
 
-def test_a_loop_without_start_epoch_has_its_epochs_counted():
+def test_epochs_are_counted_for_a_loop_without_start_epoch():
     method = make("aslp-mc", warmup=2)
     for epoch in range(3):
         assert method.epoch == epoch
@@ -327,7 +327,7 @@ def test_a_loop_without_start_epoch_has_its_epochs_counted():
 
 
 @pytest.mark.parametrize("name", ["bce", "slp", "label-smoothing", "aslp-mc", "als", "mixup", "mmce"])
-def test_masks_of_0_and_255_are_warned_of_once(name):
+def test_masks_of_only_0_and_255_cause_one_warning(name):
     images, index = torch.zeros(2, 3, 4, 4), torch.tensor([0, 1])
     masks = torch.zeros(2, 1, 4, 4)
     masks[0, 0, :2] = 255
@@ -337,18 +337,18 @@ def test_masks_of_0_and_255_are_warned_of_once(name):
         for _ in range(2):
             method.prepare(images, masks, index)
             method.after_epoch(SimpleNamespace(accuracy=0.9, mean_confidence=0.9))
-    assert sum("masks of 0 and 255 alone" in str(w.message) for w in seen) == 1
+    assert sum("masks hold only 0 and 255" in str(w.message) for w in seen) == 1
     masks[1, 0, 0, 0] = 1  # foreground beside void pixels
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         method = create(name, num_samples=2)
         method.prepare(images, masks, index)
         method.after_epoch(SimpleNamespace(accuracy=0.9, mean_confidence=0.9))
-    assert not any("alone" in str(w.message) for w in seen)
+    assert not any("hold only" in str(w.message) for w in seen)
 
 
 @pytest.mark.parametrize(("classes", "void"), [(1, False), (3, True), (3, False)])
-def test_masks_of_background_alone_or_of_classes_are_not_warned_of(classes, void):
+def test_masks_of_background_alone_or_of_classes_cause_no_warning(classes, void):
     masks = torch.zeros(2, 1, 4, 4) if classes == 1 else torch.zeros(2, 4, 4, dtype=torch.int64)
     if void:
         masks[0, :2] = VOID

@@ -70,7 +70,7 @@ def test_dynamic_moderation_is_for_one_sigmoid_logit():
                 create(name, num_samples=3, num_classes=classes, technique="dm")
 
 
-def test_the_largest_probability_is_that_of_the_number_of_classes():
+def test_the_largest_probability_depends_on_the_number_of_classes():
     for classes, top in ((1, 0.5), (2, 0.5), (4, 0.75)):
         assert create("slp", num_samples=3, num_classes=classes, alpha=top - 1e-6).probability == top - 1e-6
         with pytest.raises(ValueError, match=f"alpha: found {top}; expected 0 <= alpha < {top}"):

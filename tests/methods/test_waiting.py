@@ -1,4 +1,4 @@
-"""No method makes the host of a GPU wait in a step: seen on tensors that only pretend to be on one."""
+"""No method makes the host wait for a GPU in a step: checked with fake tensors, so no GPU is needed."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from densecal.methods import create, names, options
 
 
 class NoNumbersAssigned(TorchFunctionMode):
-    """Assigning a number to an element copies it from the host, which waits for the device."""
+    """Assigning a number to an element copies it from the host, which then waits for the device."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.__setitem__:
@@ -21,16 +21,16 @@ class NoNumbersAssigned(TorchFunctionMode):
 
 
 class NoBlockingCopies(TorchDispatchMode):
-    """Copies between devices wait, unless they are told not to."""
+    """Copies between devices make the host wait unless they are non-blocking."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        found = function(*args, **kwargs)
+        output = function(*args, **kwargs)
         if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-            devices = {tensor.device.type for tensor in (*args, found) if isinstance(tensor, torch.Tensor)}
+            devices = {tensor.device.type for tensor in (*args, output) if isinstance(tensor, torch.Tensor)}
             asynchronous = kwargs.get("non_blocking") or args[2:3] == (True,)
             assert len(devices) == 1 or asynchronous, f"{function} between {devices}"
-        return found
+        return output
 
 
 def step(method, masks, logits, index):
@@ -40,7 +40,7 @@ def step(method, masks, logits, index):
     method.after_step(logits, masks, index)
 
 
-# a tensor that pretends has no numbers: what asks for one, or for a number of pixels, raises an error by itself
+# A fake tensor has no values: code that asks for one, or for a number of pixels, raises an error by itself.
 @pytest.mark.parametrize("index_on", ["cuda", "cpu"])
 @pytest.mark.parametrize("classes", [1, 5])
 @pytest.mark.parametrize("name", names())

@@ -1,4 +1,4 @@
-"""The meter against the specification's vectors, brute force, scikit-learn and itself in another order."""
+"""The meter against the specification's vectors, brute force, scikit-learn, and itself with the order changed."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def close(actual, expected, tolerance=TOLERANCE):
     assert actual == pytest.approx(expected, abs=tolerance, rel=0)
 
 
-def pooled(vectors):
+def pooled_pixels(vectors):
     case = vectors["ece_ew"]["inputs"]
     return torch.tensor(case["z"], dtype=torch.float64), torch.tensor(case["y"])
 
@@ -33,7 +33,7 @@ def pooled(vectors):
 
 @pytest.mark.parametrize(("name", "bins"), [("ece_ew", 10), ("ece_ew_M5", 5), ("ece_ew_M15", 15), ("ece_ew_M100", 100)])
 def test_equal_width_vectors(vectors, name, bins):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     expected = vectors[name]["expected"]
     meter = CalibrationMeter(bins=bins)
     meter.update(logits=z, masks=y)
@@ -46,7 +46,7 @@ def test_equal_width_vectors(vectors, name, bins):
 
 
 def test_equal_width_bins_of_the_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     curve = calibration_errors(z.sigmoid(), y).reliability
     for b, (n, confidence, accuracy) in enumerate(vectors["ece_ew"]["expected"]["bins_n_C_A"]):
         assert curve.count[b] == n
@@ -56,7 +56,7 @@ def test_equal_width_bins_of_the_vector(vectors):
 
 @pytest.mark.parametrize("bins", [4, 10])
 def test_equal_mass_vectors(vectors, bins):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     expected = vectors[f"ece_em_M{bins}"]["expected"]
     r = calibration_errors(z.sigmoid(), y, bins=bins)
     close(r.ece_em, expected["ece"])
@@ -65,7 +65,7 @@ def test_equal_mass_vectors(vectors, bins):
 
 
 def test_sweep_debias_and_scores_vectors(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     r = calibration_errors(z.sigmoid(), y)
     expected = vectors["ece_sweep"]["expected"]
     assert r.sweep_bins == expected["b_star"]
@@ -88,7 +88,7 @@ def test_sweep_debias_and_scores_vectors(vectors):
 def test_ties_are_averaged(vectors):
     case = vectors["em_ties"]
     c, a = np.array(case["inputs"]["conf"]), np.array(case["inputs"]["correct"], dtype=np.int64)
-    atoms = Atoms.sorted(c, np.ones(len(c), np.int64), a)
+    atoms = Atoms.from_counts(c, np.ones(len(c), np.int64), a)
     close(equal_mass(atoms, case["params"]["M"]).ece, case["expected"]["tie_averaged"])
 
 
@@ -196,7 +196,7 @@ def test_integer_maps_equal_exact_arithmetic(pixels, bins, wide):
 def test_aurc_equals_brute_force_on_many_ties():
     rng = np.random.default_rng(0)
     c, a = rng.integers(50, 100, 3000) / 100, rng.integers(0, 2, 3000)
-    atoms = Atoms.sorted(c, np.ones(3000, np.int64), a)
+    atoms = Atoms.from_counts(c, np.ones(3000, np.int64), a)
     close(aurc(atoms), reference.aurc(c, a.astype(float)), 1e-12)
 
 
@@ -251,7 +251,7 @@ def test_order_and_split_change_nothing(kind, fold, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_lower_precision_input_is_taken_at_its_exact_value(dtype):
+def test_lower_precision_input_counts_at_its_exact_value(dtype):
     p, y = make_maps(2, 16, 16, 3, dtype)
     check_against_reference(p.double().numpy().ravel(), y.numpy().ravel(), 10, calibration_errors(p, y))
 
@@ -263,14 +263,14 @@ def test_fine_bins_stay_close_to_the_exact_figures(monkeypatch):
     p = 1 / (1 + np.exp(-z))
     exact = calibration_errors(p, y)
     monkeypatch.setattr(sketch_module, "EXACT_PIXELS", 1000)
-    folded = calibration_errors(p, y)
-    assert "fine" in folded.sketch.tables
-    assert not folded.sketch.raw
+    binned = calibration_errors(p, y)
+    assert "fine" in binned.sketch.tables
+    assert not binned.sketch.raw
     for name in ("ece_ew", "oe_ew", "ece_debias", "sce", "brier", "nll"):
-        close(getattr(folded, name), getattr(exact, name), 1e-12)
+        close(getattr(binned, name), getattr(exact, name), 1e-12)
     for name in ("ece_em", "oe_em", "oe_em_weighted", "ace", "auroc_error", "aurc"):
-        close(getattr(folded, name), getattr(exact, name), 1e-5)
-    close(folded.ece_sweep, exact.ece_sweep, 1e-4)  # the number of bins may differ, the error hardly
+        close(getattr(binned, name), getattr(exact, name), 1e-5)
+    close(binned.ece_sweep, exact.ece_sweep, 1e-4)  # the number of bins may differ, the error hardly does
 
 
 def test_memory_does_not_grow_with_pixels():
@@ -374,12 +374,12 @@ def test_k_class_fine_bins_stay_close(monkeypatch):
     exact = CalibrationMeter(num_classes=4, boundary=False)
     exact.update(logits=z, masks=y)
     monkeypatch.setattr(sketch_module, "EXACT_PIXELS", 1000)
-    folded = CalibrationMeter(num_classes=4, boundary=False)
-    folded.update(logits=z, masks=y)
+    binned = CalibrationMeter(num_classes=4, boundary=False)
+    binned.update(logits=z, masks=y)
     for name in ("ece_ew", "sce", "nll"):
-        close(getattr(folded.compute(), name), getattr(exact.compute(), name), 1e-12)
+        close(getattr(binned.compute(), name), getattr(exact.compute(), name), 1e-12)
     for name in ("ece_em", "ace", "aurc", "auroc_error"):
-        close(getattr(folded.compute(), name), getattr(exact.compute(), name), 1e-4)
+        close(getattr(binned.compute(), name), getattr(exact.compute(), name), 1e-4)
 
 
 def test_void_pixels_change_nothing():
@@ -414,7 +414,7 @@ def test_void_pixels_of_integer_maps_change_nothing():
         close(getattr(voided, name), getattr(clean, name), 1e-12)
 
 
-def test_shapes_name_one_image_or_a_batch():
+def test_the_shape_tells_one_image_from_a_batch():
     p, y = make_maps(3, 6, 7, 6)
     for a, b, images in [(p, y, 3), (p[:, 0], y, 3), (p[0, 0], y[0, 0], 1), (p.flatten(), y.flatten(), 1)]:
         assert calibration_errors(a, b).images == images
@@ -455,7 +455,7 @@ def test_a_refused_batch_leaves_no_trace(bad, monkeypatch):
     assert meter.compute().as_dict() == before
 
 
-def test_arrays_and_lists_are_taken_as_they_are():
+def test_arrays_and_lists_are_accepted():
     p, y = np.array([0.7, 0.7, 0.7, 0.7]), np.array([1, 1, 1, 0])
     meter = CalibrationMeter()
     meter.update(p[::-1], y[::-1])
@@ -466,11 +466,11 @@ def test_arrays_and_lists_are_taken_as_they_are():
     close(meter.compute().mean_confidence, 0.7)
 
 
-def test_what_float32_interpolation_leaves_above_one_is_one():
+def test_values_slightly_above_1_after_float32_interpolation_count_as_1():
     p = torch.tensor([1.0000001, 0.25, -1e-9, 0.5])
     y = torch.tensor([1, 0, 0, 1])
-    found, wanted = calibration_errors(p, y), calibration_errors(p.clamp(0, 1), y)
-    assert found.as_dict() == wanted.as_dict()
+    actual, expected = calibration_errors(p, y), calibration_errors(p.clamp(0, 1), y)
+    assert actual.as_dict() == expected.as_dict()
 
 
 @pytest.mark.parametrize("void", [255, -1])
@@ -499,7 +499,7 @@ def test_interval_covers_the_truth_and_counts_images_not_pixels():
     covered = 0
     for _ in range(40):
         meter = CalibrationMeter(boundary=False)
-        # every image has one accuracy of its own: pixels inside an image are not independent
+        # Every image has its own accuracy: pixels of one image are not independent.
         for accuracy in rng.beta(8, 2, 60):
             meter.update(torch.full((50,), 0.8), torch.from_numpy((rng.random(50) < accuracy).astype(np.int64)))
         low, high = meter.compute().ci["accuracy"]
@@ -508,7 +508,7 @@ def test_interval_covers_the_truth_and_counts_images_not_pixels():
     assert covered >= 34
 
 
-def test_a_result_does_not_change_when_its_meter_goes_on():
+def test_a_result_does_not_change_when_its_meter_goes_on_counting():
     meter = CalibrationMeter()
     meter.update(*make_maps(5, 8, 8, 0))
     result = meter.compute()

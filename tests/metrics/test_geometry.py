@@ -1,4 +1,4 @@
-"""Distances agree with scipy's transform wherever they promise to be exact, and ties fall as they do there."""
+"""Distances agree with scipy's transform wherever they claim to be exact, and ties are broken alike."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ def boundary_reference(labels: NDArray[Any], valid: NDArray[np.bool_]) -> NDArra
     return result
 
 
-def assert_exact_up_to(limit: int, found: NDArray[np.uint16], expected: NDArray[np.float64]) -> None:
+def assert_exact_up_to(limit: int, actual: NDArray[np.uint16], expected: NDArray[np.float64]) -> None:
     near = expected <= limit * limit
-    np.testing.assert_array_equal(found[near], expected[near])
-    assert (found[~near] > limit * limit).all()
+    np.testing.assert_array_equal(actual[near], expected[near])
+    assert (actual[~near] > limit * limit).all()
 
 
 @given(masks, st.integers(1, 14))
@@ -89,7 +89,7 @@ def test_an_image_of_one_class_has_no_band(value: bool) -> None:
     assert (boundary_distance_squared(labels.astype(np.int64) + 3, 15) > 225).all()
 
 
-def test_an_image_of_void_has_no_band() -> None:
+def test_an_image_without_valid_pixels_has_no_band() -> None:
     labels = np.arange(12).reshape(3, 4) % 2 == 0
     assert (boundary_distance_squared(labels, 2, np.zeros((3, 4), dtype=bool)) > 4).all()
 
@@ -103,7 +103,7 @@ def test_band_of_the_specification(vectors: dict[str, dict[str, Any]]) -> None:
 
 @given(masks, st.integers(1, 5))
 @settings(max_examples=300, deadline=None)
-def test_nearest_pixel_is_scipys_even_among_equals(sources: NDArray[np.bool_], reach: int) -> None:
+def test_the_nearest_pixel_is_scipys_even_with_ties(sources: NDArray[np.bool_], reach: int) -> None:
     pixels, nearest = nearest_sources(sources, reach)
     window = np.ones((2 * reach + 1, 2 * reach + 1))
     near = np.flatnonzero(binary_dilation(sources, window) & ~sources)
@@ -120,7 +120,7 @@ def test_limits_out_of_range_are_refused(limit: int) -> None:
         boundary_distance_squared(np.zeros((3, 3), dtype=bool), limit)
 
 
-def test_what_is_no_map_of_labels_is_refused() -> None:
+def test_arrays_that_are_not_label_maps_are_refused() -> None:
     with pytest.raises(ValueError, match="labels"):
         boundary_distance_squared(np.zeros(3, dtype=bool), 2)
     with pytest.raises(TypeError, match="labels"):

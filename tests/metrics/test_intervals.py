@@ -11,7 +11,7 @@ FIGURES = ("ece_ew", "oe_ew", "ue_ew", "brier", "nll", "accuracy", "mean_confide
 
 
 def rows_of(accuracies, pixels=40, p=0.8):
-    """Images of one confidence whose share of right pixels is given."""
+    """Return the rows of images with one confidence and the given shares of right pixels."""
     meter = CalibrationMeter(boundary=False)
     for accuracy in accuracies:
         y = (torch.arange(pixels) < round(accuracy * pixels)).long()
@@ -49,7 +49,7 @@ def test_every_image_can_be_drawn_and_none_is_always_drawn():
     assert (low, high) == (0.25, 1.0)
 
 
-def test_images_weigh_by_their_pixels_but_in_the_mean_of_image_errors():
+def test_images_count_by_their_pixels_except_in_the_mean_of_image_errors():
     meter = CalibrationMeter(boundary=False)
     meter.update(torch.full((30,), 0.8), torch.ones(30, dtype=torch.int64))
     meter.update(torch.full((10,), 0.8), torch.zeros(10, dtype=torch.int64))
@@ -66,7 +66,7 @@ def test_intervals_are_the_same_at_every_call_and_in_every_order():
     assert paired_intervals(rows, rows) == dict.fromkeys(FIGURES, (0.0, 0.0))
 
 
-def test_a_difference_is_that_of_the_first_from_the_second_on_the_same_images():
+def test_a_difference_is_first_minus_second_on_the_same_images():
     accuracies = np.linspace(0.4, 0.7, 30)
     better, worse = rows_of(accuracies + 0.1), rows_of(accuracies)
     assert paired_intervals(better, worse)["accuracy"] == pytest.approx((0.1, 0.1))
@@ -75,7 +75,7 @@ def test_a_difference_is_that_of_the_first_from_the_second_on_the_same_images():
     assert paired_intervals(better[order], worse[order]) == paired_intervals(better, worse)
 
 
-def test_pairs_have_the_same_images_and_bins():
+def test_pairs_need_the_same_images_and_bins():
     rows = rows_of([0.5, 0.75])
     for other in (rows[:1], rows[:, :-1]):
         with pytest.raises(ValueError, match="the same images and bins"):

@@ -1,4 +1,4 @@
-"""The meter at the edges of what it takes: shapes, void, ranges, boundaries, and bad calls."""
+"""The meter at the limits of its input: shapes, void, ranges, boundaries, and bad calls."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ BOUNDARY = ("ece_boundary_5", "ece_boundary_15")
 
 
 def figures_of(meter):
-    """Everything a meter measures but the intervals, which follow from the rows."""
+    """Return every figure of a meter but the intervals, which follow from the rows."""
     return {name: value for name, value in meter.compute().as_dict().items() if name != "ci"}
 
 
-def measured(p, y, **options):
+def measure(p, y, **options):
     meter = CalibrationMeter(**options)
     meter.update(p, y)
     return figures_of(meter)
@@ -34,10 +34,10 @@ def test_one_image_of_k_classes_may_come_without_a_batch_or_as_a_list_of_pixels(
     if multilabel:
         y = (torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) < p).long()
     options = {"num_classes": classes, "multilabel": multilabel}
-    batch = measured(p, y, **options)
+    batch = measure(p, y, **options)
     pixels = y[0].flatten(1).T if multilabel else y.flatten()
-    assert measured(p[0], y[0], **options) == pytest.approx(batch, abs=1e-12, nan_ok=True)
-    flat = measured(p[0].flatten(1).T, pixels, **options)
+    assert measure(p[0], y[0], **options) == pytest.approx(batch, abs=1e-12, nan_ok=True)
+    flat = measure(p[0].flatten(1).T, pixels, **options)
     assert all(np.isnan(flat[name]) for name in BOUNDARY)
     assert flat | {name: batch[name] for name in BOUNDARY} == pytest.approx(batch, abs=1e-12, nan_ok=True)
     if not multilabel:
@@ -51,19 +51,19 @@ def test_one_image_of_k_classes_may_come_without_a_batch_or_as_a_list_of_pixels(
 def test_void_pixels_of_k_classes_are_left_out_in_every_shape(shape):
     z, y = softmax_maps(4, (1, 6, 5))
     p = z.softmax(1)
-    kept = measured(p[:, :, 2:].flatten(2)[0].T, y[:, 2:].flatten(), num_classes=4)
+    kept = measure(p[:, :, 2:].flatten(2)[0].T, y[:, 2:].flatten(), num_classes=4)
     y[:, :2] = 255
     if shape == "(K, H, W)":
         p, y = p[0], y[0]
     elif shape == "(N, K)":
         p, y = p[0].flatten(1).T, y.flatten()
-    found = measured(p, y, num_classes=4)
-    assert {k: v for k, v in found.items() if k not in BOUNDARY} == pytest.approx(
+    actual = measure(p, y, num_classes=4)
+    assert {k: v for k, v in actual.items() if k not in BOUNDARY} == pytest.approx(
         {k: v for k, v in kept.items() if k not in BOUNDARY}, abs=1e-12, nan_ok=True
     )
 
 
-def test_a_pixel_that_is_void_in_one_of_its_labels_is_left_out_whole():
+def test_a_pixel_that_is_void_in_one_of_its_labels_is_left_out_entirely():
     rng = np.random.default_rng(0)
     p, y = rng.random((2, 3, 6, 5)), rng.integers(0, 2, (2, 3, 6, 5))
     y[0, 1, :2], y[1, 2, 4] = 9, 9
@@ -131,7 +131,7 @@ def test_probabilities_may_leave_their_range_by_a_millionth_and_no_more(classes,
         meter = CalibrationMeter(num_classes=classes)
         if accepted:
             meter.update(p, masks)
-            exact = measured(p.clamp(0, 1), masks, num_classes=classes)
+            exact = measure(p.clamp(0, 1), masks, num_classes=classes)
             assert figures_of(meter) == pytest.approx(exact, nan_ok=True)
         else:
             with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
@@ -199,12 +199,12 @@ def test_the_lowest_bin_counts_in_every_error():
 
 
 def band_reference(labels, valid, distance):
-    """Valid pixels with a valid pixel of another label within a Euclidean distance, pair by pair."""
-    places = np.argwhere(valid)
+    """Return the valid pixels within a Euclidean distance of a valid pixel with another label, pair by pair."""
+    pixels = np.argwhere(valid)
     band = np.zeros(labels.shape, bool)
-    for place in places:
-        others = places[labels[tuple(places.T)] != labels[tuple(place)]]
-        band[tuple(place)] = len(others) > 0 and ((others - place) ** 2).sum(axis=1).min() <= distance**2
+    for pixel in pixels:
+        others = pixels[labels[tuple(pixels.T)] != labels[tuple(pixel)]]
+        band[tuple(pixel)] = len(others) > 0 and ((others - pixel) ** 2).sum(axis=1).min() <= distance**2
     return band
 
 
@@ -217,7 +217,7 @@ def test_boundary_errors_equal_brute_force(kind, void):
     if kind == "classes":
         labels[1, :, 20:22] = 2
     if void is not None:
-        # around the object, which then lies within 15 pixels of valid background and not within 5
+        # Void around the object, which then lies within 15 but not within 5 pixels of valid background.
         labels[0, :, :14] = np.where(labels[0, :, :14] == 1, 1, void)
         labels[1, 2:4] = void
     valid = labels != void
@@ -231,15 +231,15 @@ def test_boundary_errors_equal_brute_force(kind, void):
         given_map = levels if kind == "uint8" else levels / 255
     r = calibration_errors(given_map, labels, bins=7, num_classes=3 if kind == "classes" else 1, ignore_index=void)
     sizes = []
-    for distance, found in ((5, r.ece_boundary_5), (15, r.ece_boundary_15)):
+    for distance, actual in ((5, r.ece_boundary_5), (15, r.ece_boundary_15)):
         band = np.stack([band_reference(labels[i], valid[i], distance) for i in range(2)])
-        close(found, reference.equal_width(c[band], a[band], 7)["ece"])
+        close(actual, reference.equal_width(c[band], a[band], 7)["ece"])
         sizes.append(band.sum())
     assert 0 < sizes[0] < sizes[1] < valid.sum()
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8", "classes", "multilabel"])
-def test_boundary_errors_are_not_numbers_where_there_is_no_boundary(kind):
+def test_boundary_errors_are_nan_without_a_boundary(kind):
     classes, several = 3 if kind in ("classes", "multilabel") else 1, kind == "multilabel"
     p = torch.full((1, classes, 4, 4), 0.25) if kind != "uint8" else torch.full((1, 4, 4), 60, dtype=torch.uint8)
     y = torch.zeros((1, 3, 4, 4) if several else (1, 4, 4), dtype=torch.int64)
@@ -286,7 +286,7 @@ def test_a_reset_meter_is_like_a_new_one_with_the_same_options(options):
     assert len(meter.compute().reliability.count) == options.get("bins", 10)
 
 
-def test_images_of_void_alone_are_no_images():
+def test_images_without_valid_pixels_are_not_counted():
     p, y = make_maps(4, 5, 6, 2)
     clean = calibration_errors(p[[0, 2]], y[[0, 2]])
     y[1], y[3] = 255, 255
@@ -295,12 +295,12 @@ def test_images_of_void_alone_are_no_images():
     close(r.ece_image_mean, clean.ece_image_mean)
     assert r.ci == clean.ci
     means = [part.reshape(2, -1).mean(axis=1) for part in reference.top_label(p[[0, 2]], y[[0, 2]])]
-    for found, expected in zip(r.image_points(), means, strict=True):
-        close(found, expected)
+    for actual, expected in zip(r.image_points(), means, strict=True):
+        close(actual, expected)
 
 
-def test_what_an_accelerator_found_to_be_bad_leaves_no_result():
-    """On the CPU a bad batch is refused at once; elsewhere it is counted, and `compute` tells."""
+def test_invalid_pixels_counted_on_an_accelerator_prevent_a_result():
+    """On the CPU a bad batch is refused at once; elsewhere it is counted, and `compute` raises."""
     meter = CalibrationMeter()
     meter.update(*make_maps(1, 3, 3, 0))
     meter.compute()
@@ -323,7 +323,7 @@ def test_what_an_accelerator_found_to_be_bad_leaves_no_result():
         ({"num_classes": 3}, {"probabilities": torch.zeros(5, 3, dtype=torch.uint8), "masks": torch.ones(5)}, "binary"),
     ],
 )
-def test_a_call_that_says_too_little_or_the_wrong_type_is_refused(options, call, message):
+def test_calls_with_missing_or_mistyped_arguments_are_refused(options, call, message):
     with pytest.raises(TypeError, match=message):
         CalibrationMeter(**options).update(**call)
 

@@ -7,23 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from densecal.metrics.entropy import BINS, EntropySums, binary_entropy, known
+from densecal.metrics.entropy import BINS, EntropySums, binary_entropy, drop_missing
 from densecal.metrics.ood import auroc, fpr95, separation
 
 scores = st.lists(st.integers(0, 12).map(lambda v: v / 7), min_size=1, max_size=50)
 
 
-def labelled(inside, outside):
+def label_scores(inside, outside):
     return [0] * len(inside) + [1] * len(outside), [*inside, *outside]
 
 
 @given(scores, scores)
-def test_auroc_is_that_of_scikit_learn_with_ties(inside, outside):
-    assert auroc(inside, outside) == pytest.approx(roc_auc_score(*labelled(inside, outside)), abs=1e-12)
+def test_auroc_equals_scikit_learns_with_ties(inside, outside):
+    assert auroc(inside, outside) == pytest.approx(roc_auc_score(*label_scores(inside, outside)), abs=1e-12)
 
 
 @given(scores, scores)
-def test_fpr95_is_the_least_of_all_thresholds_that_flag_enough(inside, outside):
+def test_fpr95_is_the_lowest_rate_of_all_thresholds_that_flag_enough(inside, outside):
     flagged = []
     for t in {*inside, *outside, 0.0, 99.0}:
         hits = sum(score >= t for score in outside)
@@ -36,11 +36,11 @@ def test_fpr95_is_the_least_of_all_thresholds_that_flag_enough(inside, outside):
 def test_both_agree_with_the_roc_curve_of_scikit_learn(seed, n, m):
     rng = np.random.default_rng(seed)
     inside, outside = rng.normal(size=n), rng.normal(size=m) + 1
-    false, true, _ = roc_curve(*labelled(inside, outside), drop_intermediate=False)
+    false, true, _ = roc_curve(*label_scores(inside, outside), drop_intermediate=False)
     hits = np.rint(true * m)
-    found = separation(inside, outside)
-    assert found.fpr95 == pytest.approx(false[100 * hits >= 95 * m].min(), abs=1e-12)
-    assert found.auroc == pytest.approx(roc_auc_score(*labelled(inside, outside)), abs=1e-12)
+    actual = separation(inside, outside)
+    assert actual.fpr95 == pytest.approx(false[100 * hits >= 95 * m].min(), abs=1e-12)
+    assert actual.auroc == pytest.approx(roc_auc_score(*label_scores(inside, outside)), abs=1e-12)
 
 
 def test_twenty_images_may_miss_one():
@@ -71,7 +71,7 @@ def test_missing_scores_are_refused(inside, outside, named):
 
 
 @given(st.integers(0, 1000), st.sampled_from([np.uint8, np.uint16]))
-def test_entropy_of_levels_is_that_of_the_floats(seed, kind):
+def test_levels_have_the_entropy_of_the_same_floats(seed, kind):
     rng = np.random.default_rng(seed)
     top = np.iinfo(kind).max
     maps = [rng.choice([0, 1, top // 2, top // 2 + 1, top - 1, top, 77], size=50).astype(kind) for _ in range(3)]
@@ -83,7 +83,7 @@ def test_entropy_of_levels_is_that_of_the_floats(seed, kind):
     assert levels.images == pytest.approx(floats.images, abs=1e-14)
 
 
-def test_entropy_is_that_of_torch_and_counts_every_pixel():
+def test_entropy_equals_torchs_and_counts_every_pixel():
     p = np.concatenate([np.random.default_rng(0).random(5000), [0.0, 0.5, 1.0]])
     both = torch.tensor(np.stack([p, 1 - p]))
     expected = torch.special.entr(both).sum(dim=0).numpy() / np.log(2)
@@ -95,12 +95,12 @@ def test_entropy_is_that_of_torch_and_counts_every_pixel():
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_entropy_is_taken_in_float64_whatever_the_map(kind):
+def test_entropy_is_computed_in_float64_whatever_the_map(kind):
     p = np.random.default_rng(0).random(200).astype(kind)
     assert binary_entropy(p).tolist() == binary_entropy(p.astype(np.float64)).tolist()
 
 
-def test_a_record_has_a_hundred_bins_of_entropy_and_one_number_an_image():
+def test_a_record_has_a_hundred_bins_of_entropy_and_one_mean_per_image():
     sums = EntropySums()
     sums.add_map(np.array([0.0, 0.5, 0.5, 1.0]))
     sums.add_levels(np.bincount([0, 0, 255], minlength=256))
@@ -123,5 +123,5 @@ def test_an_image_without_valid_pixels_has_no_entropy():
     sums.add_map(np.empty(0))
     assert np.isnan(sums.images[0])
     assert sums.histogram.sum() == 0
-    assert known([*sums.images, 0.25, None, 0.5]).tolist() == [0.25, 0.5]
-    assert known(sums.images).tolist() == []
+    assert drop_missing([*sums.images, 0.25, None, 0.5]).tolist() == [0.25, 0.5]
+    assert drop_missing(sums.images).tolist() == []

@@ -1,4 +1,4 @@
-"""What a meter remembers: pixels one by one up to a limit, fine bins beyond, and the same through every way out."""
+"""What a sketch keeps: single pixels up to a limit, fine bins beyond it, and the same figures from both."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from tests.metrics import reference
 from tests.metrics.test_calibration import close, make_maps
 
 
-def counted(pixels, **options):
-    """A meter of so many pixels of one float map."""
+def meter_of(pixels, **options):
+    """Return a meter that has counted one float map of this many pixels."""
     meter = CalibrationMeter(boundary=False, **options)
     classes = options.get("num_classes", 1)
     generator = torch.Generator().manual_seed(pixels)
@@ -29,18 +29,18 @@ def limit(monkeypatch):
 
 
 def test_pixels_are_kept_up_to_the_limit_and_binned_beyond_it(limit):
-    assert not counted(limit).sketch.folded
-    assert counted(limit + 1).sketch.folded
-    assert sum(values.shape[1] for values, _ in counted(limit).sketch.raw) == limit
-    assert counted(limit + 1).sketch.raw == []
+    assert not meter_of(limit).sketch.is_binned
+    assert meter_of(limit + 1).sketch.is_binned
+    assert sum(values.shape[1] for values, _ in meter_of(limit).sketch.raw) == limit
+    assert meter_of(limit + 1).sketch.raw == []
 
 
-def test_several_classes_share_the_room_for_values(monkeypatch):
+def test_classes_share_the_limit_on_kept_values(monkeypatch):
     monkeypatch.setattr(sketch_module, "_MAX_RAW_VALUES", 60)
-    assert not counted(60).sketch.folded
-    assert counted(61).sketch.folded
-    assert not counted(20, num_classes=3).sketch.folded
-    assert counted(21, num_classes=3).sketch.folded
+    assert not meter_of(60).sketch.is_binned
+    assert meter_of(61).sketch.is_binned
+    assert not meter_of(20, num_classes=3).sketch.is_binned
+    assert meter_of(21, num_classes=3).sketch.is_binned
 
 
 def test_a_million_pixels_are_exact():
@@ -48,36 +48,36 @@ def test_a_million_pixels_are_exact():
     assert sketch_module._MAX_RAW_VALUES // 64 == 2**20  # for 64 classes still
 
 
-def test_meters_are_binned_where_their_union_is_too_large(limit):
-    small, other = counted(30), counted(21)
+def test_merged_meters_are_binned_if_together_they_hold_too_many_pixels(limit):
+    small, other = meter_of(30), meter_of(21)
     small.merge(other)
-    assert small.sketch.folded
-    assert not other.sketch.folded
+    assert small.sketch.is_binned
+    assert not other.sketch.is_binned
     assert small.compute().pixels == 51
-    exact = counted(30)
-    exact.merge(counted(20))
-    assert not exact.sketch.folded
+    exact = meter_of(30)
+    exact.merge(meter_of(20))
+    assert not exact.sketch.is_binned
 
 
 def test_a_state_remembers_how_near_the_limit_is(limit):
     again = CalibrationMeter(boundary=False)
-    again.load_state_dict(counted(30).state_dict())
-    assert not again.sketch.folded
+    again.load_state_dict(meter_of(30).state_dict())
+    assert not again.sketch.is_binned
     again.update(torch.rand(21), torch.ones(21))
-    assert again.sketch.folded
+    assert again.sketch.is_binned
     assert again.compute().pixels == 51
 
 
-def test_what_was_binned_once_stays_binned():
-    meter = counted(10)
-    meter.sketch.fold()
+def test_a_binned_sketch_stays_binned():
+    meter = meter_of(10)
+    meter.sketch.bin_pixels()
     meter.update(torch.rand(5), torch.ones(5))
     assert meter.sketch.raw == []
     assert meter.compute().pixels == 15
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8"])
-def test_merging_takes_nothing_from_the_other_and_a_state_does_not_go_on_counting(kind):
+def test_merging_leaves_the_other_meter_alone_and_a_state_is_a_copy(kind):
     def maps(seed):
         p, y = make_maps(2, 6, 6, seed)
         return (p if kind == "float" else (255 * p).round().to(torch.uint8)), y
@@ -98,21 +98,21 @@ def test_merging_takes_nothing_from_the_other_and_a_state_does_not_go_on_countin
 
 
 @pytest.mark.parametrize("classes", [1, 3])
-def test_void_pixels_are_those_of_their_own_image_however_images_are_grouped(classes, monkeypatch):
+def test_void_pixels_belong_to_their_image_however_images_are_grouped(classes, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(4, classes, 4, 5, generator=generator, dtype=torch.float64)
     y = torch.randint(2, (4, 4, 5), generator=generator)
     for image in range(4):
         y[image, image] = 9
-    found = []
-    for chunk in (1 << 21, 40, 20, 7):  # four images at once, two, one, a part of one
+    figures = []
+    for chunk in (1 << 21, 40, 20, 7):  # four images at once, two, one, part of one
         monkeypatch.setattr(sketch_module, "_CHUNK", chunk)
         meter = CalibrationMeter(num_classes=classes, ignore_index=9)
         meter.update(p, y)
-        found.append({name: value for name, value in meter.compute().as_dict().items() if name != "ci"})
+        figures.append({name: value for name, value in meter.compute().as_dict().items() if name != "ci"})
     assert meter.compute().pixels == 60
-    for other in found[1:]:
-        assert other == pytest.approx(found[0], abs=1e-12, nan_ok=True)
+    for other in figures[1:]:
+        assert other == pytest.approx(figures[0], abs=1e-12, nan_ok=True)
 
 
 @pytest.mark.parametrize(("classes", "share"), [(1, 2**-9), (3, 2**-6)])
@@ -123,14 +123,14 @@ def test_binned_values_are_told_apart_by_their_relative_distance_to_0_and_1(clas
         p = torch.stack([pair, 1 - pair, torch.zeros(2)][:classes], dim=1)
         meter = CalibrationMeter(num_classes=classes)
         meter.update(p[:, 0] if classes == 1 else p, torch.zeros(2))
-        meter.sketch.fold()
-        found, pixels, _ = meter.sketch.class_atoms(0)
-        assert sorted(found) == pytest.approx(pair.tolist(), rel=1e-6)
+        meter.sketch.bin_pixels()
+        actual, pixels, _ = meter.sketch.class_atoms(0)
+        assert sorted(actual) == pytest.approx(pair.tolist(), rel=1e-6)
         assert pixels.tolist() == [1, 1]
 
 
 def test_masks_may_be_booleans_of_any_byte():
-    """Pillow hands out booleans whose byte is 255."""
+    """Pillow returns booleans whose byte is 255."""
     masks = torch.from_numpy(np.array([255, 0, 1, 0], np.uint8).view(bool))
     r = calibration_errors(torch.tensor([0.9, 0.1, 0.8, 0.2]), masks)
     assert (r.accuracy, r.pixels) == (1.0, 4)
@@ -153,7 +153,7 @@ def test_a_meter_that_has_seen_nothing_has_a_table_without_rows():
 @pytest.mark.parametrize(
     ("here", "there"), [({}, {"bins": 15}), ({"num_classes": 3}, {"num_classes": 4}), ({}, {"num_classes": 3})]
 )
-def test_a_state_of_other_settings_is_refused(here, there):
+def test_a_state_with_other_settings_is_refused(here, there):
     with pytest.raises(ValueError, match="state of shape"):
         CalibrationMeter(**here).load_state_dict(CalibrationMeter(**there).state_dict())
 
@@ -163,7 +163,7 @@ def test_integer_maps_of_several_classes_are_refused():
         Sketch(num_classes=3).add_levels(np.zeros((1, 2, 256), np.int64))
 
 
-def test_a_hundred_and_more_classes_are_told_apart():
+def test_more_than_a_hundred_classes_are_told_apart():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(150, 0.05), 60)
     labels = np.where(rng.random(60) < 0.6, p.argmax(1), rng.integers(0, 150, 60))
@@ -194,14 +194,14 @@ def test_every_figure_of_integer_maps_equals_brute_force(kind, bins):
     p, q = v / top, (top - v) / top
     c, a = np.maximum(p, q), ((2 * v > top) == (y == 1)).astype(float)
     width = reference.equal_width(c, a, bins)
-    for found, name in (
+    for actual, name in (
         (r.ece_ew, "ece"),
         (r.oe_ew, "oe"),
         (r.oe_ew_weighted, "oe_weighted"),
         (r.ue_ew, "ue"),
         (r.mce, "mce"),
     ):
-        close(found, width[name])
+        close(actual, width[name])
     close(r.ece_debias, reference.debias(c, a, bins))
     close(r.ece_em, reference.equal_mass(c, a, bins)["ece"])
     close(r.accuracy, a.mean())
@@ -215,7 +215,7 @@ def test_every_figure_of_integer_maps_equals_brute_force(kind, bins):
     close(r.aurc, reference.aurc(c, a))
 
 
-def test_probabilities_of_0_and_1_cost_what_the_clipping_at_1e_7_says():
+def test_the_nll_of_probabilities_0_and_1_is_clipped_at_1e_7():
     for values in (np.array([0.0, 1.0]), np.array([0, 255], np.uint8), np.array([0, 65535], np.uint16)):
         assert calibration_errors(values, [1, 0]).nll == pytest.approx(-np.log(1e-7), rel=1e-9)
         assert calibration_errors(values, [0, 1]).nll == pytest.approx(-np.log1p(-1e-7), rel=1e-6)
@@ -228,36 +228,36 @@ def test_probabilities_of_0_and_1_cost_what_the_clipping_at_1e_7_says():
 
 
 def atoms(value, count, hits):
-    return Atoms.sorted(np.array(value, float), np.array(count, np.int64), np.array(hits, np.int64))
+    return Atoms.from_counts(np.array(value, float), np.array(count, np.int64), np.array(hits, np.int64))
 
 
 @pytest.mark.parametrize(("pixels", "bins"), [(1, 1), (37, 37), (99, 99), (100, 100), (101, 100), (5000, 100)])
-def test_a_sweep_ends_at_a_hundred_bins_or_one_a_pixel(pixels, bins):
+def test_a_sweep_ends_at_a_hundred_bins_or_one_per_pixel(pixels, bins):
     rising = atoms(np.linspace(0.5, 1.0, pixels), np.ones(pixels), np.arange(pixels) >= pixels // 2)
     assert SWEEP_MAX_BINS == 100
     assert len(sweep(rising).count) == bins
 
 
 @pytest.mark.parametrize("exponent", [4, 7, 10])
-def test_a_sweep_stops_at_the_smallest_fall(exponent):
+def test_a_sweep_stops_at_the_slightest_drop(exponent):
     n = 10**exponent
     assert len(sweep(atoms([0.6, 0.9], [n, n], [n // 2 + 1, n // 2])).count) == 1
     assert len(sweep(atoms([0.6, 0.9], [n, n], [n // 2, n // 2 + 1])).count) > 1
 
 
 @pytest.mark.parametrize(("count", "hits"), [(1000, 333), (777, 111), (300, 100)])
-def test_a_sweep_takes_rounding_for_no_fall(count, hits):
+def test_a_sweep_does_not_take_rounding_for_a_drop(count, hits):
     assert len(sweep(atoms([0.7], [count], [hits])).count) == 100
 
 
-def test_a_sweep_takes_no_number_of_bins_beyond_the_first_that_falls():
-    found = atoms(np.linspace(0.5, 0.9, 6), np.ones(6), [0, 1, 1, 0, 0, 1])
-    assert equal_mass(found, 2).accuracy.tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert equal_mass(found, 3).accuracy.tolist() == pytest.approx([1 / 2, 1 / 2, 1 / 2])
-    assert len(sweep(found).count) == 1
+def test_a_sweep_stops_at_the_first_number_of_bins_with_a_drop():
+    zigzag = atoms(np.linspace(0.5, 0.9, 6), np.ones(6), [0, 1, 1, 0, 0, 1])
+    assert equal_mass(zigzag, 2).accuracy.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert equal_mass(zigzag, 3).accuracy.tolist() == pytest.approx([1 / 2, 1 / 2, 1 / 2])
+    assert len(sweep(zigzag).count) == 1
 
 
-def test_larger_groups_come_first_in_equal_mass():
+def test_larger_equal_mass_bins_come_first():
     assert equal_mass(atoms(np.linspace(0.5, 1, 11), np.ones(11), np.zeros(11)), 4).count.tolist() == [3, 3, 3, 2]
     assert equal_mass(atoms([0.5, 0.6], [1, 1], [0, 1]), 10).count.tolist() == [1, 1]
 
@@ -270,7 +270,7 @@ def test_empty_bins_and_bins_of_one_pixel_have_no_variance_to_correct():
     assert empty_is_worst.mce == pytest.approx(0.1)
 
 
-def test_errors_are_found_by_low_confidence_only_where_there_are_right_and_wrong_pixels():
+def test_error_auroc_is_nan_unless_right_and_wrong_pixels_occur():
     assert error_auroc(atoms([0.6, 0.9], [1, 1], [0, 1])) == 1
     assert error_auroc(atoms([0.6, 0.9], [1, 1], [1, 0])) == 0
     assert error_auroc(atoms([0.6], [2], [1])) == 0.5

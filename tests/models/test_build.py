@@ -194,7 +194,7 @@ def test_importing_the_package_needs_no_extra() -> None:
 
 
 def test_one_decorator_adds_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module.ARCHITECTURES, "_known", dict(registry_module.ARCHITECTURES._known))
+    monkeypatch.setattr(registry_module.ARCHITECTURES, "_items", dict(registry_module.ARCHITECTURES._items))
 
     @registry_module.architecture("pointwise")
     def pointwise(encoder: str, classes: int) -> nn.Module:

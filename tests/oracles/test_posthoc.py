@@ -1,4 +1,4 @@
-"""Our calibrators beside scikit-learn's and netcal's: equal where conventions agree, and the numbers of the docs."""
+"""Our calibrators against scikit-learn's and netcal's: equal where conventions agree, and the numbers of the docs."""
 
 import warnings
 
@@ -23,8 +23,8 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
-def of_netcal(calibrator, p, y, at):
-    """netcal fits with scipy's default tolerance and warns of its own dependencies."""
+def netcal_probabilities(calibrator, p, y, at):
+    """Fit with netcal, which uses scipy's default tolerance and warns about its own dependencies."""
     with warnings.catch_warnings(action="ignore"):
         calibrator.fit(p, y)
         return calibrator.transform(at)
@@ -32,7 +32,7 @@ def of_netcal(calibrator, p, y, at):
 
 @pytest.fixture(params=["vector", *range(3)])
 def pixels(request, vectors):
-    """The 32 pixels of the specification, then thousands."""
+    """Return the 32 pixels of the specification, or thousands."""
     if request.param == "vector":
         inputs = vectors["temperature"]["inputs"]
         return np.array(inputs["z"]), np.array(inputs["y"]).astype(int)
@@ -45,7 +45,7 @@ def test_isotonic_equals_sklearn_and_netcal(pixels):
     theirs = IsotonicRegression(out_of_bounds="clip").fit(sigmoid(z), y).predict(sigmoid(GRID))
     assert ours == pytest.approx(theirs, abs=1e-12)
     assert ours == pytest.approx(
-        of_netcal(netcal.binning.IsotonicRegression(), sigmoid(z), y, sigmoid(GRID)), abs=1e-12
+        netcal_probabilities(netcal.binning.IsotonicRegression(), sigmoid(z), y, sigmoid(GRID)), abs=1e-12
     )
 
 
@@ -65,8 +65,8 @@ def test_platt_equals_sklearn(pixels):
     assert float(fitted.b) == pytest.approx(theirs.intercept_[0], abs=1e-6)
 
 
-def passes_logits_on():
-    """A classifier whose decision function is the logit it is given."""
+def identity_classifier():
+    """Return a classifier whose decision function is its input."""
     classifier = LogisticRegression().fit([[-1.0], [1.0]], [0, 1])
     classifier.coef_, classifier.intercept_ = np.ones((1, 1)), np.zeros(1)
     return FrozenEstimator(classifier)
@@ -75,21 +75,21 @@ def passes_logits_on():
 def test_platt_with_targets_equals_sklearns_sigmoid_calibration(pixels):
     z, y = pixels
     fitted = create("platt", targets=True).fit(histogram_of(z, y))
-    theirs = CalibratedClassifierCV(passes_logits_on(), method="sigmoid").fit(z[:, None], y)
+    theirs = CalibratedClassifierCV(identity_classifier(), method="sigmoid").fit(z[:, None], y)
     assert probabilities(fitted, GRID) == pytest.approx(theirs.predict_proba(GRID[:, None])[:, 1], abs=1e-5)
 
 
 def test_temperature_equals_netcal_up_to_its_tolerance(pixels):
     z, y = pixels
     ours = probabilities(create("temperature").fit(histogram_of(z, y)), GRID)
-    theirs = of_netcal(netcal.scaling.TemperatureScaling(), sigmoid(z), y, sigmoid(GRID))
+    theirs = netcal_probabilities(netcal.scaling.TemperatureScaling(), sigmoid(z), y, sigmoid(GRID))
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def test_beta_equals_netcal_up_to_its_tolerance(pixels):
     z, y = pixels
     ours = probabilities(create("beta").fit(histogram_of(z, y)), GRID)
-    theirs = of_netcal(netcal.scaling.BetaCalibration(), sigmoid(z), y, sigmoid(GRID))
+    theirs = netcal_probabilities(netcal.scaling.BetaCalibration(), sigmoid(z), y, sigmoid(GRID))
     assert ours == pytest.approx(theirs, abs=2e-4)
 
 
@@ -97,7 +97,7 @@ def test_beta_equals_netcal_up_to_its_tolerance(pixels):
 def test_histogram_equals_netcal_away_from_edges(pixels, bins):
     z, y = pixels
     ours = probabilities(create("histogram", bins=bins).fit(histogram_of(z, y)), GRID)
-    theirs = of_netcal(netcal.binning.HistogramBinning(bins=bins), sigmoid(z), y, sigmoid(GRID))
+    theirs = netcal_probabilities(netcal.binning.HistogramBinning(bins=bins), sigmoid(z), y, sigmoid(GRID))
     off_edge = np.abs(sigmoid(GRID) * bins - np.round(sigmoid(GRID) * bins)) > 1e-9
     assert ours[off_edge] == pytest.approx(theirs[off_edge], abs=1e-12)
 
@@ -109,18 +109,18 @@ def test_doc_row_edges():
     """A: netcal fits on [l, u) and looks up in (l, u]."""
     p, y = np.array([0.1, 0.2, 0.2, 0.3, 0.3, 0.3]), np.array([0, 1, 1, 0, 0, 1])
     z = np.log(p) - np.log1p(-p)
-    theirs = of_netcal(netcal.binning.HistogramBinning(bins=10), p, y, p)
+    theirs = netcal_probabilities(netcal.binning.HistogramBinning(bins=10), p, y, p)
     assert theirs[[0, 1, 3]] == pytest.approx([0.05, 0.0, 0.6], abs=1e-3)
     ours = probabilities(create("histogram").fit(histogram_of(z, y)), z)
     assert ours[[0, 1, 3]] == pytest.approx([0.0, 1.0, 1 / 3])
 
 
 def test_doc_row_equal_mass():
-    """B: netcal can fit bins of equal mass, not use them."""
+    """B: netcal can fit equal-mass bins but cannot apply them."""
     z, y = crooked(4000)
     binning = netcal.binning.HistogramBinning(bins=4, equal_intervals=False)
     with pytest.raises(ValueError, match="not implemented"):
-        of_netcal(binning, sigmoid(z), y, sigmoid(GRID))
+        netcal_probabilities(binning, sigmoid(z), y, sigmoid(GRID))
     ours = create("histogram", bins=4, mass=True).fit(histogram_of(z, y))
     assert np.bincount(np.searchsorted(ours.edges.numpy(), z)).tolist() == [1000] * 4
 
@@ -130,7 +130,7 @@ def test_doc_row_beta(vectors):
     inputs = vectors["temperature"]["inputs"]
     z, y = np.array(inputs["z"]), np.array(inputs["y"]).astype(int)
     theirs = netcal.scaling.BetaCalibration()
-    of_netcal(theirs, sigmoid(z), y, sigmoid(z))
+    netcal_probabilities(theirs, sigmoid(z), y, sigmoid(z))
     assert theirs._sites["weights"]["values"] == pytest.approx([2.02719, 0.0], abs=1e-5)
     ours = create("beta").fit(histogram_of(z, y))
     assert [float(ours.a), float(ours.b), float(ours.c)] == pytest.approx([2.0271741, 0.0, 1.4285048], abs=1e-7)
@@ -141,13 +141,13 @@ def test_doc_row_temperature(vectors):
     inputs = vectors["temperature"]["inputs"]
     z, y = np.array(inputs["z"]), np.array(inputs["y"]).astype(int)
     theirs = netcal.scaling.TemperatureScaling()
-    of_netcal(theirs, sigmoid(z), y, sigmoid(z))
+    netcal_probabilities(theirs, sigmoid(z), y, sigmoid(z))
     assert float(theirs.temperature[0]) == pytest.approx(0.72720, abs=1e-5)
     assert float(create("temperature").fit(histogram_of(z, y)).temperature) == pytest.approx(1.3751460, abs=1e-7)
 
 
 def test_doc_row_regularisation(vectors):
-    """E: scikit-learn's logistic regression shrinks the slope unless told not to."""
+    """E: scikit-learn's logistic regression shrinks the slope by default."""
     inputs = vectors["temperature"]["inputs"]
     z, y = np.array(inputs["z"]), np.array(inputs["y"]).astype(int)
     default = LogisticRegression().fit(z[:, None], y)

@@ -1,4 +1,4 @@
-"""Data to calibrate on, and calibrators as functions of flat arrays."""
+"""Data to calibrate on, and calibrators applied to flat arrays."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from densecal.posthoc import Batch, Calibrator, LogitHistogram
 
 
 def honest(count, temperature=1.0, seed=0, scale=2.5, shift=-1.0):
-    """float32 logits that are too large by a factor `temperature`, and labels."""
+    """Return float32 logits that are too large by a factor `temperature`, and labels."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(count, generator=generator) * scale + shift
     y = torch.rand(count, generator=generator) < z.double().sigmoid()
@@ -15,7 +15,7 @@ def honest(count, temperature=1.0, seed=0, scale=2.5, shift=-1.0):
 
 
 def crooked(count, seed=0):
-    """float64 logits whose calibration map is no sigmoid, and labels."""
+    """Return float64 logits whose calibration map is not a sigmoid, and labels."""
     rng = np.random.default_rng(seed)
     z = 3 * rng.normal(size=count) - 1
     return z, (rng.random(count) < 1 / (1 + np.exp(-(0.6 * z + np.sin(z))))).astype(int)
@@ -28,12 +28,12 @@ def histogram_of(z, y) -> LogitHistogram:
 
 
 def probabilities(calibrator: Calibrator, z) -> np.ndarray:
-    """Of flat logits, in float64."""
+    """Return the calibrated probabilities of flat logits, in float64."""
     return calibrator(torch.as_tensor(z, dtype=torch.float64).reshape(1, 1, 1, -1)).flatten().numpy()
 
 
 def class_batches(classes=4, images=3, size=16, temperature=2.0, seed=0, void=False):
-    """K-class logits that are too large by a factor, with honest labels (int64, 255 is void)."""
+    """Return K-class logits that are too large by a factor `temperature`, and int64 labels (255 is void)."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(images):

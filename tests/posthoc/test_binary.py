@@ -1,4 +1,4 @@
-"""The calibrators of one logit: the specification's vectors, other minimisers, and what holds for every input."""
+"""The calibrators of one logit: the specification's vectors, other minimisers, and properties of every fit."""
 
 import copy
 from bisect import bisect_left
@@ -28,7 +28,7 @@ LABELLED = st.lists(
 )
 
 
-def pooled(vectors):
+def pooled_pixels(vectors):
     inputs = vectors["temperature"]["inputs"]
     return np.array(inputs["z"]), np.array(inputs["y"])
 
@@ -41,7 +41,7 @@ def mean_nll(p, y):
 
 
 def test_temperature_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     expected = vectors["temperature"]["expected"]
     fitted = create("temperature").fit(histogram_of(z, y))
     assert float(fitted.temperature) == pytest.approx(expected["T"], rel=1e-12)
@@ -54,7 +54,7 @@ def test_temperature_vector(vectors):
 
 
 def test_platt_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     expected = vectors["platt"]["expected"]
     fitted = create("platt").fit(histogram_of(z, y))
     assert [float(fitted.a), float(fitted.b)] == pytest.approx(expected["a_b_mle"], abs=1e-7)
@@ -69,7 +69,7 @@ def test_platt_vector(vectors):
 
 
 def test_isotonic_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     expected = vectors["isotonic"]["expected"]
     fitted = create("isotonic").fit(histogram_of(z, y))
     p = probabilities(fitted, np.sort(z))
@@ -79,7 +79,7 @@ def test_isotonic_vector(vectors):
 
 
 def test_histogram_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     case = vectors["histogram_binning"]
     width = create("histogram", bins=case["params"]["equal_width_bins"]).fit(histogram_of(z, y))
     assert width.values.tolist() == pytest.approx(case["expected"]["ew_bin_values"])
@@ -93,7 +93,7 @@ def test_histogram_vector(vectors):
 
 
 def test_beta_vector(vectors):
-    z, y = pooled(vectors)
+    z, y = pooled_pixels(vectors)
     case = vectors["beta_calibration"]
     fitted = create("beta").fit(histogram_of(z, y))
     a, b, c = case["expected"]["fit_a_b_c"]
@@ -101,10 +101,10 @@ def test_beta_vector(vectors):
     assert float(fitted.b) == b == 0
     assert float(fitted.c) == pytest.approx(c, abs=1e-7)
     assert mean_nll(probabilities(fitted, z), y) == pytest.approx(case["expected"]["fit_nll"], rel=1e-12)
-    given_ = create("beta")
+    calibrator = create("beta")
     for name, value in zip("abc", case["params"]["eval_abc"], strict=True):
-        given_.set_table(name, value)
-    p = probabilities(given_, z)
+        calibrator.set_table(name, value)
+    p = probabilities(calibrator, z)
     assert mean_nll(p, y) == pytest.approx(case["expected"]["eval_nll_at_0.8_1.2_0.1"], rel=1e-12)
     assert p[:3] == pytest.approx(case["expected"]["eval_first3"], rel=1e-12)
 
@@ -144,12 +144,12 @@ def test_raw_pixels_and_a_general_minimiser_give_the_same(seed):
         "beta": (lambda x: x[0] * log_p - x[1] * log_q + x[2], [1.0, 1.0, 0.0], [(0, None), (0, None), (None, None)]),
     }
     for name, (model, start, bounds) in models.items():
-        found = minimize(lambda x, model=model: np.mean(np.logaddexp(0, model(x)) - y * model(x)), start, bounds=bounds,
-                         method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9})  # fmt: skip
+        best = minimize(lambda x, model=model: np.mean(np.logaddexp(0, model(x)) - y * model(x)), start, bounds=bounds,
+                        method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9})  # fmt: skip
         fitted = create(name).fit(histogram)
-        assert mean_nll(probabilities(fitted, z), y) <= found.fun + 1e-12
+        assert mean_nll(probabilities(fitted, z), y) <= best.fun + 1e-12
         ours = [float(fitted.get_buffer(table)) for table in fitted.tables]
-        assert ours == pytest.approx(found.x, abs=2e-4)
+        assert ours == pytest.approx(best.x, abs=2e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 3.0, 40.0])
@@ -168,20 +168,20 @@ def test_temperature_finds_any_scale(temperature):
     ],
     ids=["background", "foreground", "both"],
 )
-def test_mistakes_on_either_class_alone_set_the_temperature(z, y):
+def test_mistakes_on_one_class_alone_set_the_temperature(z, y):
     wrongness = np.where(np.array(y) == 1, -1.0, 1.0) * z
     best = minimize_scalar(lambda s: np.logaddexp(0.0, s * wrongness).mean(), (0.1, 1.0), tol=1e-12).x
     assert float(create("temperature").fit(histogram_of(z, y)).temperature) == pytest.approx(1 / best, rel=1e-5)
 
 
-def test_pixels_of_both_classes_weigh_the_same_in_a_temperature():
+def test_both_classes_count_alike_in_a_temperature():
     z, y = crooked(2000)
     fitted, mirrored = create("temperature").fit(histogram_of(z, y)), create("temperature").fit(histogram_of(-z, 1 - y))
     assert float(mirrored.temperature) == pytest.approx(float(fitted.temperature), rel=1e-12)
 
 
 @pytest.mark.parametrize("excess", [1e-9, 1e-4, 0.5])
-def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess):
+def test_logits_that_agree_with_the_labels_ever_so_slightly_have_a_temperature(excess):
     right, wrong = 1.0 + excess, 1.0
     T = float(create("temperature").fit(histogram_of([right, wrong], [1, 0])).temperature)
 
@@ -193,7 +193,7 @@ def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess
         create("temperature").fit(histogram_of([right, wrong], [0, 1]))
 
 
-def test_logits_that_lean_nowhere_have_no_temperature():
+def test_logits_without_any_relation_to_the_labels_have_no_temperature():
     with pytest.raises(InputError, match="best T is infinite"):
         create("temperature").fit(histogram_of([2.0, -1.0, 0.5, 0.5], [1, 1, 0, 0]))
 
@@ -228,7 +228,7 @@ def test_beta_holds_a_slope_at_zero_only_where_it_must():
     assert float(fitted.b) == pytest.approx(1, abs=0.1)
 
 
-# ------------------------------------------------------------------ what always holds
+# ------------------------------------------------------------------ properties
 
 
 @settings(max_examples=40, deadline=None)
@@ -245,7 +245,7 @@ def test_isotonic_rises_and_is_calibrated_block_by_block(pixels):
     assert bool((np.diff(everywhere) >= -1e-15).all())
     assert everywhere.min() >= 0
     assert everywhere.max() <= 1
-    # no other rising function is nearer to the labels
+    # No other rising function is closer to the labels.
     rng = np.random.default_rng(0)
     rivals = np.sort(rng.random((200, len(z))), axis=1)
     own = y[np.argsort(z)]
@@ -271,32 +271,32 @@ def test_isotonic_of_one_logit_is_constant():
     assert probabilities(fitted, [-9.0, 1.0, 9.0]) == pytest.approx([1 / 3] * 3)
 
 
-def test_isotonic_points_that_are_one_in_float32_give_numbers():
-    given_ = create("isotonic")
-    given_.set_table("z", [0.0, 1.0, 1.0 + 1e-12, 2.0])
-    given_.set_table("y", [0.0, 0.25, 0.5, 1.0])
+def test_isotonic_points_that_coincide_in_float32_give_finite_probabilities():
+    calibrator = create("isotonic")
+    calibrator.set_table("z", [0.0, 1.0, 1.0 + 1e-12, 2.0])
+    calibrator.set_table("y", [0.0, 0.25, 0.5, 1.0])
     z = torch.tensor([0.5, 1.0, 1.5])
-    p = given_(z.view(1, 1, 1, 3)).flatten()
+    p = calibrator(z.view(1, 1, 1, 3)).flatten()
     assert bool(p.isfinite().all())
     assert p.tolist() == sorted(p.tolist())
     assert 0.25 <= float(p[1]) <= 0.5
 
 
-def overconfident(count, seed=0):
-    """float32 logits to +-80 of pixels that are wrong one time in ten, and labels."""
+def extreme_pixels(count, seed=0):
+    """Return float32 logits up to +-80 of pixels that are wrong one time in ten, and labels."""
     rng = np.random.default_rng(seed)
     z = rng.uniform(-80, 80, count).astype(np.float32)
     return z, ((z > 0) ^ (rng.random(count) < 0.1 + 0.4 / (1 + np.abs(z)))).astype(int)
 
 
 def exact_sigmoid(z):
-    """In sixty digits, of which 34 tell 1 - 1e-35 from 1."""
+    """Return the sigmoid in the precision of the decimal context, which tells 1 - 1e-35 from 1."""
     return 1 / (1 + (-Decimal(float(z))).exp())
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_isotonic_keeps_both_tails_in_float32(seed):
-    z, y = overconfident(400, seed)
+    z, y = extreme_pixels(400, seed)
     fitted = create("isotonic").fit(histogram_of(z, y))
     order = np.argsort(z)
     values = isotonic_regression(y[order]).x
@@ -313,13 +313,13 @@ def test_isotonic_keeps_both_tails_in_float32(seed):
             expected.append(values[right - 1] + float(share) * (values[right] - values[right - 1]))
     assert len(np.unique(values[z[order] > 40])) > 1
     for dtype, accuracy in ((torch.float32, 1e-6), (torch.float64, 1e-13)):
-        found = fitted(torch.tensor(grid, dtype=dtype).view(1, 1, 1, -1)).flatten().numpy()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=accuracy)
+        actual = fitted(torch.tensor(grid, dtype=dtype).view(1, 1, 1, -1)).flatten().numpy()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=accuracy)
 
 
 @pytest.mark.parametrize("name", [*BINARY, "histogram of equal mass"])
 def test_float32_and_float64_logits_give_the_same_far_out(name):
-    z, y = overconfident(3000)
+    z, y = extreme_pixels(3000)
     options = {"mass": True} if name.endswith("mass") else {}
     fitted = create(name.split()[0], **options).fit(histogram_of(z, y))
     grid = torch.tensor(np.concatenate([z, np.linspace(-90, 90, 999), [-1e4, 1e4]]).astype(np.float32)).view(
@@ -355,7 +355,7 @@ def test_outputs_have_the_shape_and_type_of_a_map(name):
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_a_logit_that_is_no_number_has_no_probability(name):
+def test_the_probability_of_a_nan_logit_is_nan(name):
     fitted = create(name).fit(histogram_of(*crooked(2000)))
     z = torch.tensor([0.3, float("nan"), float("inf"), -float("inf")]).view(1, 1, 1, 4)
     p = fitted(z).flatten()
@@ -365,9 +365,9 @@ def test_a_logit_that_is_no_number_has_no_probability(name):
 
 @pytest.mark.parametrize("slope", ["a", "b"])
 def test_beta_without_a_slope_takes_infinite_logits(slope):
-    given_ = create("beta")
-    given_.set_table(slope, 0.0)
-    p = given_(torch.tensor([-float("inf"), -9e4, 9e4, float("inf")]).view(1, 1, 1, 4)).flatten().tolist()
+    calibrator = create("beta")
+    calibrator.set_table(slope, 0.0)
+    p = calibrator(torch.tensor([-float("inf"), -9e4, 9e4, float("inf")]).view(1, 1, 1, 4)).flatten().tolist()
     assert p == ([0.5, 0.5, 1.0, 1.0] if slope == "a" else [0.0, 0.0, 0.5, 0.5])
 
 
@@ -384,7 +384,7 @@ def test_an_unfitted_calibrator_changes_nothing_far_out(name):
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_batches_are_another_way_to_fill_the_histogram(name):
+def test_fitting_on_batches_equals_fitting_on_a_histogram(name):
     z, y = crooked(4096)
     masks = torch.tensor(y).view(4, 1, 32, 32)
     logits = torch.tensor(z).view(4, 1, 32, 32)

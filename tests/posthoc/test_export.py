@@ -1,4 +1,4 @@
-"""Calibrators inside other people's tools: ONNX, copies, and no gradient of their own."""
+"""Calibrators in other tools: ONNX, `torch.export` and copies."""
 
 import copy
 
@@ -13,12 +13,12 @@ from .common import class_batches, crooked, histogram_of
 
 CASES = ["temperature", "platt", "isotonic", "histogram", "beta", "vector", "local-temperature", "selective"]
 FAST = ["isotonic"]
-"""An export takes seconds; this one holds the operations that are hardest to export."""
+"""An export takes seconds; this calibrator has the operations that are hardest to export."""
 SLOW = sorted(set(CASES) - set(FAST))
 
 
-def made(name):
-    """A calibrator with parameters that are not the first ones."""
+def fitted_calibrator(name):
+    """Return a calibrator whose parameters are not the initial ones."""
     if name == "vector":
         return create(name, num_classes=3).fit(lambda: class_batches(classes=3))
     calibrator = create(name)
@@ -31,7 +31,7 @@ def made(name):
 
 
 class Model(nn.Module):
-    """What an export holds: a network, then its calibrator."""
+    """A network followed by its calibrator, as in an exported model."""
 
     def __init__(self, calibrator):
         super().__init__()
@@ -47,7 +47,7 @@ class Model(nn.Module):
 def test_onnx_gives_the_same_probabilities_at_any_size(name, tmp_path):
     import onnxruntime as ort
 
-    model = Model(made(name)).eval()
+    model = Model(fitted_calibrator(name)).eval()
     side = {0: torch.export.Dim("b", min=1, max=64)}
     side |= {2: torch.export.Dim("h", min=8, max=4096), 3: torch.export.Dim("w", min=8, max=4096)}
     torch.onnx.export(
@@ -59,14 +59,14 @@ def test_onnx_gives_the_same_probabilities_at_any_size(name, tmp_path):
         (theirs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
         ours = model(images).detach().numpy()
         different = np.abs(theirs - ours) > 2e-5
-        # a pixel on the edge of a step may fall on its other side
+        # A pixel on the edge of a step may fall on the other side.
         assert different.mean() <= (0.005 if name in ("histogram", "selective") else 0)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_calibrator_is_a_module_like_any_other(name):
-    """`torch.export` refuses whatever looks at a value on the host."""
-    calibrator = made(name)
+    """`torch.export` refuses code that reads a value on the host."""
+    calibrator = fitted_calibrator(name)
     logits, images = torch.randn(2, calibrator.num_classes, 12, 9), torch.rand(2, 3, 12, 9)
     assert torch.equal(copy.deepcopy(calibrator)(logits, images), calibrator(logits, images))
     assert not any(parameter.requires_grad for parameter in calibrator.parameters())

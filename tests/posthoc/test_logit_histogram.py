@@ -1,4 +1,4 @@
-"""The histogram: exact where it says so, mergeable, small, and clear about bad input."""
+"""The histogram: exact where it claims to be, mergeable, small, and strict about bad input."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ FITS = ("temperature", "platt", "beta", "isotonic", "histogram")
 
 @pytest.fixture
 def binned(monkeypatch):
-    """Everything falls into fine bins at once."""
+    """Count every pixel in fine bins from the start."""
     monkeypatch.setattr(logit_histogram, "EXACT_PIXELS", 0)
 
 
@@ -56,7 +56,7 @@ def test_means_of_bins_are_exact(binned):
     assert len(n) < 5000
 
 
-def test_what_the_bins_change_is_small(monkeypatch):
+def test_fine_bins_change_fits_little(monkeypatch):
     z, y = crooked(200_000)
     exact = histogram_of(z, y)
     monkeypatch.setattr(logit_histogram, "EXACT_PIXELS", 0)
@@ -75,7 +75,7 @@ def test_what_the_bins_change_is_small(monkeypatch):
     assert after.ece == pytest.approx(before.ece, abs=1e-4)
 
 
-def test_merging_is_counting_together(binned):
+def test_merging_equals_counting_together(binned):
     z, y = honest(20_000)
     whole, left, right = histogram_of(z, y), histogram_of(z[:7000], y[:7000]), histogram_of(z[7000:], y[7000:])
     left.merge(right)
@@ -103,7 +103,7 @@ def test_order_and_chunks_do_not_matter(binned, monkeypatch):
     assert float(a) == pytest.approx(float(b), rel=1e-12)
 
 
-def test_void_pixels_count_nowhere():
+def test_void_pixels_are_not_counted():
     z, y = honest(1000)
     masks = y.long()
     masks[::3] = 255
@@ -123,7 +123,7 @@ def test_a_soft_label_of_exactly_one_half_is_background():
 
 
 @pytest.mark.parametrize("levels", [256, 65536])
-def test_levels_stand_for_the_middle_of_what_rounds_to_them(levels):
+def test_levels_stand_for_the_middle_of_the_values_that_round_to_them(levels):
     z = level_logits(levels)
     p = z.sigmoid() * (levels - 1)
     assert torch.allclose(p[1:-1], torch.arange(1, levels - 1, dtype=torch.float64))
@@ -175,8 +175,8 @@ def test_shapes_and_types_must_fit():
         LogitHistogram().update(torch.zeros(3, dtype=torch.int64), torch.zeros(3))
 
 
-def test_an_accelerator_is_never_waited_for(binned):
-    """Fake CUDA tensors have no values: whatever needs one on the host raises."""
+def test_counting_never_waits_for_an_accelerator(binned):
+    """Fake CUDA tensors have no values: code that needs one on the host raises."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     with FakeTensorMode():
@@ -190,7 +190,7 @@ def test_an_accelerator_is_never_waited_for(binned):
             histogram.by_label()
 
 
-def test_the_way_of_an_accelerator_counts_the_same(binned, monkeypatch):
+def test_the_accelerator_path_counts_the_same(binned, monkeypatch):
     z, y = honest(20_000)
     expected = histogram_of(z, y).by_label()
     monkeypatch.setattr(LogitHistogram, "_add_on_cpu", LogitHistogram._add_on_device)
@@ -207,7 +207,7 @@ def test_memory_does_not_grow():
 
 
 def ten_to_the(power):
-    """Temperature of 10^power synthetic pixels, made and counted a million at a time."""
+    """Return the temperature of 10^power synthetic pixels, drawn and counted a million at a time."""
     histogram = LogitHistogram()
     for part in range(10**power // 10**6):
         histogram.update(*honest(10**6, temperature=1.7, seed=part))
@@ -216,20 +216,20 @@ def ten_to_the(power):
 
 
 def test_temperature_of_ten_million_pixels():
-    # the labels are drawn, so T itself has a standard error of 0.0011 here
+    # The labels are random, so T itself has a standard error of 0.0011 here.
     assert ten_to_the(7) == pytest.approx(1.7, abs=4e-3)
 
 
 @pytest.mark.slow
 def test_temperature_of_a_hundred_million_pixels_in_seconds_and_below_a_gigabyte():
-    """In a process of its own, whose peak memory is that of this fit; most of it is torch itself."""
+    """In its own process, whose peak memory is that of this fit, most of it torch itself."""
     script = (
         "import time, torch\n"
         "torch.set_num_threads(1)\n"
         "from tests.posthoc.test_logit_histogram import ten_to_the\n"
         "start = time.perf_counter()\n"
         "found, seconds = ten_to_the(8), time.perf_counter() - start\n"
-        # getrusage would give the peak of the process that started this one
+        # Not getrusage, which would give the peak of the parent process.
         "status = open('/proc/self/status').read()\n"
         "print(found, seconds, status.split('VmHWM:')[1].split()[0])\n"
     )
@@ -245,7 +245,7 @@ def test_temperature_of_a_hundred_million_pixels_in_seconds_and_below_a_gigabyte
     ("true", "share", "as_float", "as_8_bits", "as_16_bits"),
     [(1.3, 0.04, 1.3043, 1.3028, 1.3043), (2.0, 0.18, 2.0066, 1.9510, 2.0063), (4.0, 0.51, 4.0131, 3.0578, 3.8289)],
 )
-def test_what_8_bits_do_to_a_temperature(true, share, as_float, as_8_bits, as_16_bits):
+def test_temperature_of_8_bit_maps(true, share, as_float, as_8_bits, as_16_bits):
     """The numbers of docs/posthoc.md: 8 bits end at |z| = 6.2, 16 bits at 11.8."""
     z, y = honest(1_000_000, temperature=true, scale=2.1)
     p = z.double().sigmoid().numpy()

@@ -15,8 +15,8 @@ from densecal.posthoc.scores import score_batches
 from .common import class_batches
 
 
-def counted(batches):
-    """The batches as a callable that counts its passes."""
+def count_passes(batches):
+    """Return a callable that yields the batches and counts its passes."""
 
     def start():
         start.passes += 1
@@ -26,8 +26,8 @@ def counted(batches):
     return start
 
 
-def flat(batches):
-    """Log-probabilities (N, K) and labels (N,) of the valid pixels."""
+def flatten(batches):
+    """Return log-probabilities (N, K) and labels (N,) of the valid pixels."""
     z = torch.cat([batch.logits.permute(0, 2, 3, 1).flatten(0, 2) for batch in batches])
     y = torch.cat([batch.masks.flatten() for batch in batches])
     return log_softmax(z[y != 255].numpy(), axis=1), y[y != 255].numpy()
@@ -41,9 +41,9 @@ def nll(z, y):
 @pytest.mark.parametrize("void", [False, True])
 def test_temperature_is_the_minimum_in_a_few_passes(temperature, void):
     batches = class_batches(temperature=temperature, void=void)
-    start = counted(batches)
+    start = count_passes(batches)
     fitted = create("temperature", num_classes=4).fit(start)
-    z, y = flat(batches)
+    z, y = flatten(batches)
     s = 1 / float(fitted.temperature)
     p = np.exp(log_softmax(s * z, axis=1))
     slope = ((p * z).sum(axis=1) - z[np.arange(len(y)), y]).mean()
@@ -54,11 +54,13 @@ def test_temperature_is_the_minimum_in_a_few_passes(temperature, void):
 
 @pytest.mark.parametrize("scale", [1e-4, 1e5])
 def test_temperature_finds_logits_of_any_scale(scale):
-    """At 1e5 every softmax is 0 or 1 at first, and the NLL has no curvature to go by."""
+    """At 1e5 every softmax is 0 or 1 at first, so the NLL has no curvature."""
     batches = class_batches(temperature=1.0)
     scaled = [Batch(scale * batch.logits, batch.masks) for batch in batches]
-    own, found = (float(create("temperature", num_classes=4).fit(lambda b=b: b).temperature) for b in (batches, scaled))
-    assert found == pytest.approx(scale * own, rel=1e-9)
+    own, actual = (
+        float(create("temperature", num_classes=4).fit(lambda b=b: b).temperature) for b in (batches, scaled)
+    )
+    assert actual == pytest.approx(scale * own, rel=1e-9)
 
 
 def test_two_classes_are_the_same_as_one_logit():
@@ -71,21 +73,21 @@ def test_two_classes_are_the_same_as_one_logit():
 
 
 def two_classes(z, y):
-    """A row of pixels whose logits are 0 and z."""
+    """Return batches of one row of pixels, whose logits are 0 and z."""
     logits = torch.stack([torch.zeros(len(z), dtype=torch.float64), torch.tensor(z, dtype=torch.float64)])
     return lambda: [Batch(logits.view(1, 2, 1, -1), torch.tensor(y).view(1, 1, -1))]
 
 
 @pytest.mark.parametrize("excess", [1e-4, 0.01, 0.5])
-def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess):
-    right, wrong = 1.0 + excess, 1.0
-    T = float(create("temperature", num_classes=2).fit(two_classes([right, wrong], [1, 0])).temperature)
+def test_logits_that_agree_with_the_labels_ever_so_slightly_have_a_temperature(excess):
+    all_right, wrong = 1.0 + excess, 1.0
+    T = float(create("temperature", num_classes=2).fit(two_classes([all_right, wrong], [1, 0])).temperature)
 
     def slope_of_nll(s):
-        return wrong * expit(s * wrong) - right * expit(-s * right)
+        return wrong * expit(s * wrong) - all_right * expit(-s * all_right)
 
     assert slope_of_nll(0.999 / T) < 0 < slope_of_nll(1.001 / T)
-    for z, y in (([right, wrong], [0, 1]), ([2.0, -1.0, 0.5, 0.5], [1, 1, 0, 0])):
+    for z, y in (([all_right, wrong], [0, 1]), ([2.0, -1.0, 0.5, 0.5], [1, 1, 0, 0])):
         with pytest.raises(InputError, match="best T is infinite"):
             create("temperature", num_classes=2).fit(two_classes(z, y))
 
@@ -95,7 +97,7 @@ def test_logits_that_lean_to_the_labels_however_little_have_a_temperature(excess
     [([2.0, 1.0, 3.0, -2.0, 1.5, -0.5], [1, 1, 1, 0, 0, 0]), ([2.0, -1.5, 0.5, -2.0, -1.0, -3.0], [1, 1, 1, 0, 0, 0])],
     ids=["first class", "second class"],
 )
-def test_mistakes_on_either_class_alone_set_the_temperature(z, y):
+def test_mistakes_on_one_class_alone_set_the_temperature(z, y):
     wrongness = np.where(np.array(y) == 1, -1.0, 1.0) * z
     best = minimize_scalar(lambda s: np.logaddexp(0.0, s * wrongness).mean(), (0.1, 1.0), tol=1e-12).x
     fitted = create("temperature", num_classes=2).fit(two_classes(z, y))
@@ -104,16 +106,16 @@ def test_mistakes_on_either_class_alone_set_the_temperature(z, y):
 
 def test_vector_is_the_minimum_a_general_minimiser_finds():
     batches = class_batches(classes=3, void=True)
-    start = counted(batches)
+    start = count_passes(batches)
     fitted = create("vector", num_classes=3).fit(start)
-    z, y = flat(batches)
-    found = minimize(lambda x: nll(z * x[:3] + x[3:], y), [1.0] * 3 + [0.0] * 3, method="BFGS", options={"gtol": 1e-8})
+    z, y = flatten(batches)
+    best = minimize(lambda x: nll(z * x[:3] + x[3:], y), [1.0] * 3 + [0.0] * 3, method="BFGS", options={"gtol": 1e-8})
     ours = nll(z * fitted.weight.numpy() + fitted.bias.numpy(), y)
-    assert ours == pytest.approx(found.fun, abs=1e-10)
-    assert ours <= found.fun + 1e-12
-    assert fitted.weight.tolist() == pytest.approx(found.x[:3], abs=1e-4)
+    assert ours == pytest.approx(best.fun, abs=1e-10)
+    assert ours <= best.fun + 1e-12
+    assert fitted.weight.tolist() == pytest.approx(best.x[:3], abs=1e-4)
     assert float(fitted.bias.sum()) == pytest.approx(0, abs=1e-9)
-    assert (fitted.bias.numpy() - fitted.bias[0].item()).tolist() == pytest.approx(found.x[3:] - found.x[3], abs=1e-4)
+    assert (fitted.bias.numpy() - fitted.bias[0].item()).tolist() == pytest.approx(best.x[3:] - best.x[3], abs=1e-4)
     assert start.passes <= 12
 
 
@@ -131,7 +133,7 @@ def test_scores_before_and_after():
     for name in ("temperature", "vector"):
         fitted = create(name, num_classes=4).fit(lambda: batches)
         before, after = score_batches(lambda: batches, fitted, 255)
-        z, y = flat(batches)
+        z, y = flatten(batches)
         clipped = np.maximum(log_softmax(z, axis=1)[np.arange(len(y)), y], np.log(1e-7))
         assert before.nll == pytest.approx(-clipped.mean(), rel=1e-9)
         assert after.nll < before.nll
@@ -150,7 +152,7 @@ def test_outputs_are_probabilities_of_every_class():
     assert torch.equal(temperature(batches[0].logits).argmax(1), batches[0].logits.argmax(1))
 
 
-def right(batches):
+def all_right(batches):
     return [Batch(b.logits, b.logits.argmax(1)) for b in batches]
 
 
@@ -158,15 +160,15 @@ def without_class_2(batches):
     return [Batch(b.logits, torch.where(b.masks == 2, 255, b.masks)) for b in batches]
 
 
-def nothing(batches):
+def all_void(batches):
     return [Batch(b.logits, torch.full_like(b.masks, 255)) for b in batches]
 
 
-def broken(batches):
+def infinite_logits(batches):
     return [Batch(b.logits / 0, b.masks) for b in batches]
 
 
-def inverted(batches):
+def inverted_logits(batches):
     return [Batch(-b.logits, b.masks) for b in batches]
 
 
@@ -181,18 +183,18 @@ def bad_labels(batches):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("temperature", right, "best T is 0"),
-        ("temperature", inverted, "best T is infinite"),
-        ("temperature", nothing, "no valid pixels"),
-        ("temperature", broken, "NaN or infinite"),
+        ("temperature", all_right, "best T is 0"),
+        ("temperature", inverted_logits, "best T is infinite"),
+        ("temperature", all_void, "no valid pixels"),
+        ("temperature", infinite_logits, "NaN or infinite"),
         ("temperature", bad_labels, "labels from 1 to 4; expected 0 to 3, or 255"),
         ("temperature", negative_labels, "labels from -1 to 2; expected 0 to 3, or 255"),
         ("vector", negative_labels, "labels from -1 to 2; expected 0 to 3, or 255"),
         ("vector", bad_labels, "labels from 1 to 4; expected 0 to 3, or 255"),
-        ("vector", right, "best weights are infinite"),
+        ("vector", all_right, "best weights are infinite"),
         ("vector", without_class_2, "no pixel of class 2"),
-        ("vector", nothing, "no pixel of class 0, 1, 2, 3"),
-        ("vector", broken, "NaN or infinite"),
+        ("vector", all_void, "no pixel of class 0, 1, 2, 3"),
+        ("vector", infinite_logits, "NaN or infinite"),
     ],
 )
 def test_a_failed_fit_says_why_and_changes_nothing(name, change, message):

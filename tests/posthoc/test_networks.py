@@ -17,8 +17,8 @@ from densecal.posthoc.selective import mistakes
 NETWORKS = ("local-temperature", "selective")
 
 
-def picture_tells(seed=0, images=6, size=24):
-    """Logits that are honest where the image is dark and four times too large where it is bright."""
+def bright_is_overconfident(seed=0, images=6, size=24):
+    """Return logits that are calibrated where the image is dark and four times too large where it is bright."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(images):
@@ -31,7 +31,7 @@ def picture_tells(seed=0, images=6, size=24):
 
 
 def mistakes_are_red(classes=1, seed=0, images=6, size=24):
-    """Confident logits that are wrong on the red pixels and right elsewhere."""
+    """Return confident logits that are wrong on red pixels and right elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(images):
@@ -64,34 +64,34 @@ def test_selective_vector(vectors):
     case = vectors["selective_scaling"]
     z, y = (torch.tensor(case["inputs"][key], dtype=torch.float64).view(1, 1, 4, 8) for key in ("z", "y"))
     calibrator = create("selective", temperature=case["params"]["T_wrong"])
-    calibrator.suspicion = lambda z, images: 1 - z.abs()
-    assert int((calibrator.suspicion(z, None) > 0).sum()) == case["expected"]["n_flagged"]
+    calibrator.error_logits = lambda z, images: 1 - z.abs()
+    assert int((calibrator.error_logits(z, None) > 0).sum()) == case["expected"]["n_flagged"]
     p = calibrator(z, torch.zeros(1, 3, 4, 8))
     assert float(-torch.where(y == 1, p, 1 - p).log().mean()) == pytest.approx(case["expected"]["nll"], rel=1e-12)
 
 
-def test_local_temperature_starts_at_the_global_one():
-    batches = picture_tells()
+def test_local_temperature_starts_at_the_global_temperature():
+    batches = bright_is_overconfident()
     best = create("temperature").fit(lambda: batches).temperature
     fitted = create("local-temperature", epochs=1, lr=1e-12).fit(lambda: batches)
     t = fitted.temperatures(batches[0].logits, batches[0].images)
     assert torch.allclose(t, best.float(), rtol=1e-4)
 
 
-def test_local_temperature_learns_what_the_image_says():
-    fitted = create("local-temperature", epochs=30, lr=3e-3).fit(picture_tells)
-    before, after = score_batches(picture_tells, fitted)
-    one = create("temperature").fit(picture_tells)
-    assert after.nll < score_batches(picture_tells, one)[1].nll - 0.01
+def test_local_temperature_learns_from_the_image():
+    fitted = create("local-temperature", epochs=30, lr=3e-3).fit(bright_is_overconfident)
+    before, after = score_batches(bright_is_overconfident, fitted)
+    one = create("temperature").fit(bright_is_overconfident)
+    assert after.nll < score_batches(bright_is_overconfident, one)[1].nll - 0.01
     assert after.nll < before.nll
-    other = picture_tells(seed=9)[0]
+    other = bright_is_overconfident(seed=9)[0]
     t = fitted.temperatures(other.logits, other.images)[0, 0]
     assert t[:, 16:].mean() > 1.2 * t[:, :8].mean()
     assert float(t.min()) > 0
 
 
 def test_the_branches_of_local_temperature_do_not_stay_equal():
-    fitted = create("local-temperature", epochs=2, lr=1e-3).fit(picture_tells)
+    fitted = create("local-temperature", epochs=2, lr=1e-3).fit(bright_is_overconfident)
     weights = fitted.branches.weight
     assert not torch.equal(weights[0], weights[1])
     assert float(fitted.gates.weight.std()) > 0
@@ -105,7 +105,7 @@ def test_selective_finds_the_mistakes_that_can_be_seen(classes):
     fitted = create("selective", num_classes=classes, temperature=4.0, epochs=15, lr=1e-2).fit(batches)
     other = mistakes_are_red(classes, seed=9)[0]
     wrong, _ = mistakes(other, None)
-    flagged = fitted.suspicion(other.logits, other.images) > 0
+    flagged = fitted.error_logits(other.logits, other.images) > 0
     assert float((flagged == wrong).float().mean()) > 0.95
     before, after = score_batches(batches, fitted)
     assert after.nll < before.nll
@@ -114,7 +114,7 @@ def test_selective_finds_the_mistakes_that_can_be_seen(classes):
 def test_selective_divides_by_t2_where_flagged_and_only_there():
     fitted = create("selective", temperature=3.0, epochs=10, lr=1e-2).fit(mistakes_are_red)
     batch = mistakes_are_red(seed=3)[0]
-    flagged = fitted.suspicion(batch.logits, batch.images) > 0
+    flagged = fitted.error_logits(batch.logits, batch.images) > 0
     p = fitted(batch.logits, batch.images)
     assert torch.allclose(p, torch.where(flagged, batch.logits / 3, batch.logits).sigmoid())
 
@@ -134,7 +134,7 @@ def test_the_chosen_class_never_changes(name, classes):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_void_pixels_teach_nothing(name):
+def test_nothing_is_learned_from_void_pixels(name):
     def clean():
         return mistakes_are_red()
 
@@ -204,7 +204,7 @@ def test_a_logit_of_exactly_0_chooses_background():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_fits_are_repeatable_and_start_afresh(name):
+def test_a_fit_is_repeatable_and_starts_from_scratch(name):
     a = create(name, epochs=2).fit(mistakes_are_red)
     b = copy.deepcopy(a).fit(mistakes_are_red)
     assert all(torch.equal(a.state_dict()[key], b.state_dict()[key]) for key in a.state_dict())
@@ -260,6 +260,6 @@ def test_windows_of_local_temperature_see_the_mirror_image_at_borders(size):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_images_are_asked_for(name):
+def test_a_call_without_images_is_refused(name):
     with pytest.raises(ValueError, match="without images"):
         create(name)(torch.zeros(1, 1, 8, 8))

@@ -15,7 +15,7 @@ def test_the_calibrators_of_the_contract_are_registered():
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_every_calibrator_says_what_it_can(name):
+def test_every_calibrator_declares_what_it_supports(name):
     classes = 3 if name == "vector" else 1
     calibrator = create(name, **({"num_classes": 3} if classes == 3 else {}))
     assert calibrator.method == name
@@ -61,7 +61,7 @@ def test_a_bad_value_is_refused(name, given):
         create(name, **given)
 
 
-def test_limits_are_the_last_numbers_allowed():
+def test_options_may_equal_their_limits():
     assert create("temperature", num_classes=4096).num_classes == 4096
     assert create("vector", num_classes=2).num_classes == 2
     assert create("histogram", bins=2).values.numel() == 2
@@ -76,8 +76,8 @@ def test_defaults_are_those_of_the_documentation():
     assert (histogram.bins, histogram.mass, platt.targets) == (10, False, False)
     local, selective = create("local-temperature"), create("selective")
     assert (local.epochs, local.lr, local.seed, float(local.start)) == (20, 1e-4, 0, 1.0)
-    found = selective.epochs, selective.lr, selective.seed, selective.weight, float(selective.temperature)
-    assert found == (20, 1e-3, 0, 2.0, 2.0)
+    actual = selective.epochs, selective.lr, selective.seed, selective.weight, float(selective.temperature)
+    assert actual == (20, 1e-3, 0, 2.0, 2.0)
 
 
 def test_a_fit_says_what_it_needs():
@@ -88,7 +88,7 @@ def test_a_fit_says_what_it_needs():
 def test_a_users_own_calibrator_is_one_decorated_class(tmp_path):
     @register("test-half")
     class Half(Calibrator):
-        """Half-way to 0.5, fitted to nothing."""
+        """Moves probabilities half-way to 0.5; its fit ignores the data."""
 
         tables = ("share",)
 

@@ -16,14 +16,14 @@ def test_vector(vectors):
     curve = RiskCurve(steps=100)
     for p in case["inputs"]["foreground_probabilities_per_image"]:
         curve.update(np.array(p), np.ones(len(p), dtype=bool))
-    found = curve.control(case["params"]["alpha"])
-    n, alpha = found.images, case["params"]["alpha"]
-    assert found.lam == case["expected"]["lambda_hat"]
-    assert found.threshold == pytest.approx(1 - found.lam)
-    assert found.risk == pytest.approx(case["expected"]["risk_at_lambda_hat"])
-    assert found.risk <= ((n + 1) * alpha - 1) / n
+    control = curve.control(case["params"]["alpha"])
+    n, alpha = control.images, case["params"]["alpha"]
+    assert control.lam == case["expected"]["lambda_hat"]
+    assert control.threshold == pytest.approx(1 - control.lam)
+    assert control.risk == pytest.approx(case["expected"]["risk_at_lambda_hat"])
+    assert control.risk <= ((n + 1) * alpha - 1) / n
     assert ((n + 1) * alpha - 1) / n == pytest.approx(case["expected"]["required_Rhat"])
-    assert math.isnan(found.fpr)
+    assert math.isnan(control.fpr)
     few = RiskCurve(steps=100)
     for p in case["inputs"]["foreground_probabilities_per_image"][: case["expected"]["min_n_for_alpha"]]:
         few.update(np.array(p), np.ones(len(p), dtype=bool))
@@ -38,7 +38,7 @@ def images(seed, count, size=12):
 
 
 def brute_force(pairs, alpha, steps):
-    """The definition, one grid value after the other."""
+    """Apply the definition to one grid value after the other."""
     for j in range(steps + 1):
         threshold = (steps - j) / steps
         losses = [0.0 if not y.any() else 1 - (y & (p >= threshold)).sum() / y.sum() for p, y in pairs]
@@ -56,19 +56,19 @@ def test_brute_force_agrees(seed, count, alpha, steps):
     curve = RiskCurve(steps)
     for pair in pairs:
         curve.update(*pair)
-    found = curve.control(alpha)
-    assert (found.lam, found.risk, found.set_size, found.fpr) == pytest.approx(brute_force(pairs, alpha, steps))
-    assert found.bound <= alpha + 1e-12
+    control = curve.control(alpha)
+    assert (control.lam, control.risk, control.set_size, control.fpr) == pytest.approx(brute_force(pairs, alpha, steps))
+    assert control.bound <= alpha + 1e-12
 
 
 @pytest.mark.parametrize(("kind", "top"), [(np.uint8, 255), (np.uint16, 65535)])
-def test_levels_and_their_floats_are_the_same(kind, top):
+def test_levels_have_the_thresholds_of_the_same_floats(kind, top):
     levels = np.arange(top + 1, dtype=kind)
     for steps in (10, 255, 1000):
         assert np.array_equal(highest_threshold(levels, steps), highest_threshold(levels / top, steps))
 
 
-def test_merging_is_adding_images():
+def test_merging_equals_adding_the_images():
     whole, left, right = RiskCurve(), RiskCurve(), RiskCurve()
     for i, pair in enumerate(images(0, 40)):
         whole.update(*pair)
@@ -116,24 +116,24 @@ def sure_and_right(count, steps=1000):
 
 @pytest.mark.parametrize(("alpha", "needed"), [(0.1, 9), (0.05, 19), (0.3, 3), (0.5, 1), (1 - 0.9, 9), (1 - 0.95, 19)])
 def test_the_number_of_images_needed_is_enough_and_one_less_is_not(alpha, needed):
-    """1 - 0.9 is a little less than 0.1, and asks for no image more."""
-    found = sure_and_right(needed).control(alpha)
-    assert (found.threshold, found.lam, found.risk, found.images) == (1.0, 0.0, 0.0, needed)
-    assert found.bound == pytest.approx(1 / (needed + 1))
+    """1 - 0.9 is slightly less than 0.1 in floats, but does not need another image."""
+    control = sure_and_right(needed).control(alpha)
+    assert (control.threshold, control.lam, control.risk, control.images) == (1.0, 0.0, 0.0, needed)
+    assert control.bound == pytest.approx(1 / (needed + 1))
     with pytest.raises(InputError, match=f"{needed - 1} images for alpha .*; expected at least {needed} "):
         sure_and_right(needed - 1).control(alpha)
 
 
-def test_thresholds_are_thousandths_unless_told_otherwise():
+def test_thresholds_are_thousandths_by_default():
     curve = RiskCurve()
     for _ in range(9):
         curve.update(np.array([0.4567, 0.1]), np.array([True, False]))
-    found = curve.control(0.1)
-    assert (found.threshold, found.lam) == (0.456, 0.544)
+    control = curve.control(0.1)
+    assert (control.threshold, control.lam) == (0.456, 0.544)
 
 
 @pytest.mark.parametrize(("kind", "top"), [(np.uint8, 255), (np.uint16, 65535)])
-def test_maps_of_levels_are_controlled_like_their_floats(kind, top):
+def test_integer_maps_are_controlled_like_the_same_floats(kind, top):
     levels, floats = RiskCurve(steps=51), RiskCurve(steps=51)
     for p, mask in images(3, 20):
         values = np.rint(p * top).astype(kind)
@@ -171,20 +171,22 @@ def test_a_map_of_one_pixel_counts_like_any_other(shape):
         curve.update(*pair)
     assert curve.images == 15
     for alpha in (0.1, 0.3, 0.6):
-        found = curve.control(alpha)
-        assert (found.lam, found.risk, found.set_size, found.fpr) == pytest.approx(brute_force(pairs, alpha, 10))
+        control = curve.control(alpha)
+        assert (control.lam, control.risk, control.set_size, control.fpr) == pytest.approx(
+            brute_force(pairs, alpha, 10)
+        )
 
 
-def test_the_ends_of_the_range_are_probabilities():
+def test_0_and_1_are_probabilities():
     curve = RiskCurve(steps=4)
     for _ in range(3):
         curve.update(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
-    found = curve.control(0.25)
-    assert (found.threshold, found.risk, found.set_size, found.fpr) == (1.0, 0.0, 0.5, 0.0)
+    control = curve.control(0.25)
+    assert (control.threshold, control.risk, control.set_size, control.fpr) == (1.0, 0.0, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -0.1, 1.1, math.inf])
-def test_what_is_no_probability_is_refused_and_changes_nothing(wrong):
+def test_values_that_are_not_probabilities_are_refused_and_change_nothing(wrong):
     curve = RiskCurve()
     with pytest.raises(ValueError, match="expected 0 to 1"):
         curve.update(np.array([[0.5, wrong]]), np.array([[True, False]]))

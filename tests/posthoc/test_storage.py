@@ -1,4 +1,4 @@
-"""Calibrator files: they come back as they were saved, and a stranger's file is an error and nothing else."""
+"""Calibrator files: they load as they were saved, and a bad file is an InputError and nothing else."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ IMAGES = torch.rand(2, 3, 9, 11)
 NETWORKS = ("local-temperature", "selective")
 
 
-def fitted(name, classes=1):
+def fitted_calibrator(name, classes=1):
     if name in NETWORKS:
         calibrator = create(name, num_classes=classes, seed=3)
         for parameter in calibrator.parameters():
@@ -39,7 +39,7 @@ KINDS += [(name, 3) for name in ("temperature", "vector", *NETWORKS)]
 
 @pytest.mark.parametrize(("name", "classes"), KINDS)
 def test_what_is_loaded_equals_what_was_saved(name, classes, tmp_path):
-    calibrator = fitted(name, classes)
+    calibrator = fitted_calibrator(name, classes)
     save(calibrator, tmp_path / "deep" / "cal.json")
     again = load(tmp_path / "deep" / "cal.json")
     assert type(again) is type(calibrator)
@@ -55,7 +55,7 @@ def test_what_is_loaded_equals_what_was_saved(name, classes, tmp_path):
 
 @pytest.mark.parametrize(("name", "classes"), KINDS)
 def test_json_is_the_contract(name, classes, tmp_path):
-    calibrator = fitted(name, classes)
+    calibrator = fitted_calibrator(name, classes)
     save(calibrator, tmp_path / "cal.json")
     data = json.loads((tmp_path / "cal.json").read_text())
     assert data["densecal"] == "calibrator"
@@ -72,12 +72,12 @@ def test_json_is_the_contract(name, classes, tmp_path):
         assert again.to_json() == calibrator.to_json()
 
 
-# ------------------------------------------------------------------ strangers
+# ------------------------------------------------------------------ untrusted files
 
 HEAD = {"densecal": "calibrator", "version": 1, "method": "temperature", "classes": 1, "temperature": 1.5}
 
 
-def refused(tmp_path, content):
+def error_of(tmp_path, content):
     path = tmp_path / "cal.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises(InputError) as caught:
@@ -93,7 +93,7 @@ def refused(tmp_path, content):
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"\xff\xfe\x00", "not JSON"),
-        (b"[" * 100_000, "nested without end|not JSON"),
+        (b"[" * 100_000, "nested too deeply|not JSON"),
         (b"[1, 2]", "JSON of type list"),
         (b"null", "JSON of type NoneType"),
         (b"{}", "not a calibrator"),
@@ -152,7 +152,7 @@ def refused(tmp_path, content):
     ],
 )  # fmt: skip
 def test_bad_json_is_one_clear_error(content, message, tmp_path):
-    assert re.search(message, refused(tmp_path, content))
+    assert re.search(message, error_of(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_bad_json_is_one_clear_error(content, message, tmp_path):
         ("beta", {"a": 2.0, "b": 0.0, "c": -1.0}),
     ],
 )
-def test_what_lies_just_inside_the_limits_is_loaded(method, tables, tmp_path):
+def test_values_at_the_limits_are_loaded(method, tables, tmp_path):
     (tmp_path / "cal.json").write_text(json.dumps({**HEAD, "method": method, **tables}))
     loaded = load(tmp_path / "cal.json")
     assert loaded.num_classes == tables.pop("classes", 1)
@@ -179,9 +179,9 @@ def test_what_lies_just_inside_the_limits_is_loaded(method, tables, tmp_path):
 
 def test_long_lists_and_large_files_are_refused(tmp_path, monkeypatch):
     many = {**HEAD, "method": "isotonic", "z": [0] * ((1 << 20) + 1), "y": [0, 1]}
-    assert "z of 1,048,577 numbers" in refused(tmp_path, many)
+    assert "z of 1,048,577 numbers" in error_of(tmp_path, many)
     monkeypatch.setattr("densecal.posthoc.storage.MAX_BYTES", 1000)
-    assert "more than 1,000 bytes" in refused(tmp_path, b" " * 1001)
+    assert "more than 1,000 bytes" in error_of(tmp_path, b" " * 1001)
 
 
 def test_lists_and_files_may_be_as_long_as_the_limits(tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_lists_and_files_may_be_as_long_as_the_limits(tmp_path, monkeypatch):
     five = {**HEAD, "method": "isotonic", "z": [0, 1, 2, 3, 4], "y": [0, 0, 0.5, 1, 1]}
     (tmp_path / "cal.json").write_text(json.dumps(five).ljust(1000))
     assert load(tmp_path / "cal.json").z.tolist() == [0, 1, 2, 3, 4]
-    assert "z of 6 numbers; expected 1 to 5" in refused(tmp_path, {**five, "z": [0, 1, 2, 3, 4, 5]})
+    assert "z of 6 numbers; expected 1 to 5" in error_of(tmp_path, {**five, "z": [0, 1, 2, 3, 4, 5]})
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -221,11 +221,11 @@ def test_any_json_loads_or_is_an_input_error(tmp_path_factory, data):
 
 @pytest.fixture
 def network(tmp_path):
-    save(fitted("selective"), tmp_path / "cal.json")
+    save(fitted_calibrator("selective"), tmp_path / "cal.json")
     return tmp_path / "cal.json"
 
 
-def rewritten(path, **changes):
+def rewrite(path, **changes):
     data = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps(data))
 
@@ -234,10 +234,10 @@ def rewritten(path, **changes):
     "name", ["../x.safetensors", "/etc/x.safetensors", "a/x.safetensors", "..\\x.safetensors", "cal.json", "", 3, None,
              ".safetensors/../../x.safetensors", "x.safetensors/"],
 )  # fmt: skip
-def test_weights_are_a_file_beside_it_and_nothing_else(network, name):
+def test_weights_must_be_a_file_beside_the_json(network, name):
     outside = network.parent.parent / "x.safetensors"
     outside.write_bytes((network.parent / "cal.safetensors").read_bytes())
-    rewritten(network, weights=name)
+    rewrite(network, weights=name)
     with pytest.raises(InputError, match=r"no path|No such file"):
         load(network)
 
@@ -256,21 +256,21 @@ def test_weights_are_checked_by_hash(network):
         load(network)
 
 
-def with_weights(path, content):
+def error_with_weights(path, content):
     path.with_suffix(".safetensors").write_bytes(content)
-    rewritten(path, sha256=hashlib.sha256(content).hexdigest())
+    rewrite(path, sha256=hashlib.sha256(content).hexdigest())
     with pytest.raises(InputError) as caught:
         load(path)
     return str(caught.value)
 
 
 def test_weights_of_another_network_are_refused(network):
-    state = fitted("selective").extra_state()
+    state = fitted_calibrator("selective").extra_state()
     first = next(iter(state))
-    assert "unreadable" in with_weights(network, pickle.dumps(print))
-    assert "unreadable" in with_weights(network, b"\xff" * 64)
-    assert f"no tensor {first}" in with_weights(network, to_safetensors({"other": torch.zeros(1)}))
+    assert "unreadable" in error_with_weights(network, pickle.dumps(print))
+    assert "unreadable" in error_with_weights(network, b"\xff" * 64)
+    assert f"no tensor {first}" in error_with_weights(network, to_safetensors({"other": torch.zeros(1)}))
     wrong_shape = {**state, first: torch.zeros(2, 2)}
-    assert f"no tensor {first} of shape" in with_weights(network, to_safetensors(wrong_shape))
+    assert f"no tensor {first} of shape" in error_with_weights(network, to_safetensors(wrong_shape))
     nan = {**state, first: torch.full_like(state[first], np.nan)}
-    assert "NaN or infinite" in with_weights(network, to_safetensors(nan))
+    assert "NaN or infinite" in error_with_weights(network, to_safetensors(nan))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from densecal.errors import InputError
-from densecal.runtime.prefetch import prefetched
+from densecal.runtime.prefetch import prefetch
 from densecal.training.config import DataConfig
 from densecal.training.samples import ArraySamples, epoch_batches, open_data, open_parts, to_device, validation_batches
 from tests.data import published, samples
@@ -46,20 +46,20 @@ def test_validation_covers_everything_once():
 
 
 def test_prefetching_keeps_order_and_errors():
-    assert list(prefetched(iter(range(20)))) == list(range(20))
+    assert list(prefetch(iter(range(20)))) == list(range(20))
 
     def broken():
         yield 1
         raise OSError("gone")
 
-    ahead = prefetched(broken())
+    ahead = prefetch(broken())
     assert next(ahead) == 1
     with pytest.raises(OSError, match="gone"):
         next(ahead)
 
 
 def test_prefetching_can_be_left_early():
-    ahead = prefetched(iter(range(1000)))
+    ahead = prefetch(iter(range(1000)))
     assert next(ahead) == 0
     ahead.close()
 

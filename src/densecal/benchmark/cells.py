@@ -25,7 +25,7 @@ from densecal.evaluation.model import Calibrator, ImageSet, Logits, evaluate_mod
 from densecal.evaluation.record import Record
 from densecal.io.atomic import write_json
 from densecal.io.documents import read_yaml
-from densecal.metrics.entropy import known
+from densecal.metrics.entropy import drop_missing
 from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
 from densecal.prediction.predictor import Predictor, load_predictor
 from densecal.runtime.progress import Progress
@@ -76,7 +76,7 @@ def evaluate_everywhere(
             record, *others = (found[name].record for found in by_bins)
             more_bins = {str(count): other.calibration for count, other in zip(bins[1:], others, strict=True)}
             assert record.entropy is not None
-            means = known(record.entropy.images)
+            means = drop_missing(record.entropy.images)
             entropy = replace(record.entropy, mean=float(means.mean()) if len(means) else math.nan)
             records.append(replace(record, entropy=entropy, calibrator=name, more_bins=more_bins))
     return records

@@ -19,7 +19,7 @@ from densecal.benchmark.matrix import Matrix
 from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, read_result
 from densecal.benchmark.tuning import Choice, choices
 from densecal.evaluation.record import VALIDATION, Record
-from densecal.metrics.entropy import known
+from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import Separation, separation
 
 
@@ -196,7 +196,7 @@ def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, resul
 
 def _entropies(record: Record) -> NDArray[np.float64]:
     assert record.entropy is not None
-    return known(record.entropy.images)
+    return drop_missing(record.entropy.images)
 
 
 def _place(summary: Summary, row: Row) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
 from densecal.errors import InputError, Preempted
 from densecal.io.atomic import write_text
-from densecal.runtime.lock import locked
+from densecal.runtime.lock import lock_folder
 from densecal.runtime.pool import cores, environment, start_worker
 from densecal.training.samples import open_data
 
@@ -182,7 +182,7 @@ def _done(task: Task, sets: ImageSets, pipe: Connection) -> bool:
     # only workers need the networks, whose libraries take seconds to load
     from densecal.benchmark.cells import run_task
 
-    with locked(task.folder) as mine:
+    with lock_folder(task.folder) as mine:
         if not mine or finished(task) or failed(task):
             return False
         report = _Reporter(pipe, task)

@@ -13,7 +13,7 @@ from densecal import posthoc
 from densecal.errors import InputError
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.scores import Scores, score_batches, score_histogram
-from densecal.runtime.progress import Progress, retitled, silent
+from densecal.runtime.progress import Progress, retitle, silent
 
 SATURATED = 0.1
 """Above this share of pixels at the ends of 8-bit maps a temperature or slope is off by more than a few per cent."""
@@ -68,7 +68,7 @@ def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress
         device: Where a network is fitted.
         progress: Told how many images of each pass are read.
     """
-    progress = retitled(progress, "Fitting")
+    progress = retitle(progress, "Fitting")
     calibrator = _new_calibrator(method, data, device)
     if calibrator.from_histogram:
         histogram = data.histogram(progress)

@@ -22,7 +22,7 @@ from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
-from densecal.runtime.progress import Progress, silent, tracked
+from densecal.runtime.progress import Progress, silent, track
 
 Array = NDArray[Any]
 
@@ -59,7 +59,7 @@ class MapData:
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels; integer maps are counted by level."""
         histogram = LogitHistogram()
-        for pair in tracked(self.pairs, "Reading maps", progress):
+        for pair in track(self.pairs, "Reading maps", progress):
             read = read_foreground_pair(pair, self.mask_void)
             prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
             if np.issubdtype(prediction.dtype, np.floating):
@@ -70,7 +70,7 @@ class MapData:
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
         """Make one pass, an image at a time, or a part of a large one."""
-        for pair in tracked(self.pairs, "Reading maps", progress):
+        for pair in track(self.pairs, "Reading maps", progress):
             if self.classes == 1:
                 read = read_foreground_pair(pair, self.mask_void)
                 prediction = read.prediction
@@ -110,7 +110,7 @@ def apply(
     if calibrator.needs_images and images is None:
         raise InputError(calibrator.method, "maps without images", "--images")
     source = None if images is None else _photographs(images, [pair.stem for pair in maps])
-    for pair in tracked(maps, "Calibrating", progress):
+    for pair in track(maps, "Calibrating", progress):
         prediction = read_map(pair.prediction, calibrator.num_classes)
         photograph = None if source is None else _photograph(source, pair.stem, prediction.shape[-2:])
         p = _calibrated(calibrator, prediction, photograph)
@@ -135,7 +135,7 @@ def control_risk(
     """Find the threshold on a folder of foreground maps that controls the false-negative rate at alpha."""
     curve = RiskCurve()
     pairs, _ = find_pairs(predictions, masks)
-    for pair in tracked(pairs, "Reading maps", progress):
+    for pair in track(pairs, "Reading maps", progress):
         read = read_foreground_pair(pair, ignore_index)
         if not read.valid.any():
             raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")

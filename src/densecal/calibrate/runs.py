@@ -17,9 +17,9 @@ from densecal.io.masks import VOID
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
 from densecal.prediction.predictor import grouped, load_predictor, own_calibrator_error
-from densecal.runtime.lock import locked
-from densecal.runtime.prefetch import prefetched
-from densecal.runtime.progress import Progress, retitled, silent, tracked
+from densecal.runtime.lock import lock_folder
+from densecal.runtime.prefetch import prefetch
+from densecal.runtime.progress import Progress, retitle, silent, track
 from densecal.runtime.sharding import is_first_process
 from densecal.training import checkpoint
 from densecal.training.config import Config
@@ -68,7 +68,7 @@ class RunData:
         groups = grouped(samples, lambda sample: sample[1].size, AT_ONCE)
 
         def batches() -> Iterator[Batch]:
-            for group in prefetched(groups, depth=1):
+            for group in prefetch(groups, depth=1):
                 outputs = self.predictor.each_logits([image for image, _ in group])
                 for (image, mask), logits in zip(group, outputs, strict=True):
                     labels = torch.tensor(mask).to(device)
@@ -77,7 +77,7 @@ class RunData:
                     # a copy, because no gradient passes through what inference mode makes
                     yield Batch(logits[None].clone(), masks, photograph)
 
-        yield from tracked(batches(), "Predicting", progress, len(self))
+        yield from track(batches(), "Predicting", progress, len(self))
 
 
 class ImageSetData:
@@ -140,12 +140,12 @@ def _calibrate_run(config: Config, out: Path, progress: Progress, again: bool) -
     """Fit the run's own calibrator, again if there has been training since."""
     method, path = config.model.calibrator, out / checkpoint.CALIBRATOR
     assert method is not None
-    with locked(out) as held:
+    with lock_folder(out) as held:
         if not held or (path.exists() and not again):
             return
         try:
             data = RunData(checkpoint.find(out), "cpu" if config.engine.accelerator == "cpu" else "auto")
-            posthoc.save(fit(method, data, data.predictor.device, retitled(progress, "Calibrator")).calibrator, path)
+            posthoc.save(fit(method, data, data.predictor.device, retitle(progress, "Calibrator")).calibrator, path)
         except InputError as error:
             # a model that no calibrator fits is still a model
             warnings.warn(f"{error}; {out} is left without {method}", stacklevel=3)

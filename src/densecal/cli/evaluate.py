@@ -14,7 +14,7 @@ from densecal.cli.app import app
 from densecal.cli.common import check_targets, console, progress_bar
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.runtime.progress import retitled
+from densecal.runtime.progress import retitle
 
 if TYPE_CHECKING:
     from densecal.evaluation.folders import Evaluation
@@ -72,10 +72,10 @@ def evaluate(
     * `torchrun --nproc-per-node 4 -m densecal.cli evaluate maps/ masks/ --json scores.json`, also on several machines
     """
     from densecal.evaluation.worker import Settings
-    from densecal.runtime.sharding import joined
+    from densecal.runtime.sharding import join_processes
 
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood))
-    with joined() as processes:
+    with join_processes() as processes:
         if processes.first:
             check_targets(json, csv, latex, folder=figures)
         share = Work(settings, workers or processes.workers(), skip_bad, processes)
@@ -111,10 +111,10 @@ def _score(
     with progress_bar() as bar:
         for data, by_method in find_ood(ood, methods).items():
             for method, maps in by_method.items():
-                report = retitled(bar, f"{method} on {data}")
+                report = retitle(bar, f"{method} on {data}")
                 outside.append(evaluate_ood(maps, name=method, dataset=data, progress=report, **vars(work)))
         for method, data, maps, truth in found:
-            report = retitled(bar, f"{method} on {data}") if several else bar
+            report = retitle(bar, f"{method} on {data}") if several else bar
             evaluations.append(
                 evaluate_shared(
                     maps, truth, name=name or method, dataset=dataset or data, progress=report, **vars(work)

@@ -107,10 +107,10 @@ def predict(
     from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
     from densecal.prediction.folder import predict as run_prediction
     from densecal.prediction.tiles import Tiling
-    from densecal.runtime.sharding import joined
+    from densecal.runtime.sharding import join_processes
 
     tiling = None if tile is None else Tiling.of(tile, overlap)
-    with warnings_as_lines(), joined() as processes, progress_bar() as report:
+    with warnings_as_lines(), join_processes() as processes, progress_bar() as report:
         processes.use_own_gpu()
         predictor = load_ensemble([run, *(ensemble or [])], device)
         if mc_dropout:

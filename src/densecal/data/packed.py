@@ -22,7 +22,7 @@ from densecal.data.decoding import Job, decode_all
 from densecal.data.sources import Source
 from densecal.errors import InputError
 from densecal.io.documents import read_json
-from densecal.runtime.lock import locked_file
+from densecal.runtime.lock import lock_file
 from densecal.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def _prefix(folder: Path) -> str:
 def _build_folder(folder: Path) -> Iterator[Path]:
     """A folder of this process's own beside the cache, gone afterwards unless it was renamed."""
     build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
-    with locked_file(_lock_of(build), wait=True):
+    with lock_file(_lock_of(build), wait=True):
         build.mkdir()
         try:
             yield build
@@ -391,7 +391,7 @@ def _remove_abandoned(folder: Path) -> None:
     """Remove what killed processes left; a living one holds the lock of its build folder."""
     names = {name.removesuffix(_LOCK) for name in os.listdir(folder.parent) if name.startswith(_prefix(folder))}
     for build in (folder.parent / name for name in sorted(names)):
-        with locked_file(_lock_of(build), wait=False) as held:
+        with lock_file(_lock_of(build), wait=False) as held:
             if held:
                 shutil.rmtree(build, ignore_errors=True)
 

@@ -24,8 +24,8 @@ from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings
 from densecal.metrics.fine_bins import histograms
 from densecal.metrics.segmentation import SegmentationMeter
-from densecal.runtime.prefetch import prefetched
-from densecal.runtime.progress import Progress, retitled, silent
+from densecal.runtime.prefetch import prefetch
+from densecal.runtime.progress import Progress, retitle, silent
 from densecal.training.config import DataConfig
 from densecal.training.samples import SceneSource, open_parts
 
@@ -108,7 +108,7 @@ def load_validation_set(data: DataConfig, progress: Progress = silent) -> ImageS
 
 
 def _read_image_set(name: str, reading: Reading, workers: int | None, progress: Progress) -> ImageSet:
-    pixels, masks = zip(*decode_all(reading, workers, retitled(progress, f"Reading {name}")), strict=True)
+    pixels, masks = zip(*decode_all(reading, workers, retitle(progress, f"Reading {name}")), strict=True)
     names, classes, ignore_index = list(reading.names), reading.classes, reading.ignore_index
     return ImageSet(name, names, np.stack(pixels), list(masks), classes, ignore_index)
 
@@ -194,7 +194,7 @@ def model_outputs(
         device = torch.device("cuda", torch.cuda.current_device())
     copying = _copying_stream(device) if device.type == "cuda" else None
     before = None
-    for images, parts in prefetched(_batches(data, device, batch, copying)):
+    for images, parts in prefetch(_batches(data, device, batch, copying)):
         if copying is not None:
             before = _take_over([images, *(y for _, y in parts)], copying, before)
         images = images.permute(0, 3, 1, 2).float() / 255

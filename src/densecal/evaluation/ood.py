@@ -13,7 +13,7 @@ from densecal.evaluation.worker import Settings
 from densecal.io.map_files import MAP_SUFFIXES
 from densecal.io.pairs import check_folder, find_maps
 from densecal.io.urls import entries, is_folder
-from densecal.metrics.entropy import known
+from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
@@ -96,7 +96,7 @@ def compare_ood(record: Record, outside: Record) -> OutOfDistribution:
     """
     assert record.entropy is not None
     assert outside.entropy is not None
-    scores = separation(known(record.entropy.images), known(outside.entropy.images))
+    scores = separation(drop_missing(record.entropy.images), drop_missing(outside.entropy.images))
     return OutOfDistribution(
         outside.dataset,
         **asdict(scores),

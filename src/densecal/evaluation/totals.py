@@ -53,7 +53,7 @@ class Total:
     @property
     def folded(self) -> bool:
         """Whether float maps are summarised in fine bins."""
-        return self.meter.sketch.folded
+        return self.meter.sketch.is_binned
 
     def add(self, part: Part) -> None:
         """Add the sums of some pairs."""
@@ -169,7 +169,7 @@ def _reliability(result: CalibrationResult) -> Reliability:
     """The curves behind the reliability diagrams and the confidence histogram."""
     from densecal.metrics.curves import Atoms
 
-    top = Atoms.sorted(*result.sketch.top_atoms())
+    top = Atoms.from_counts(*result.sketch.top_atoms())
     cell = _cells(top.value)
     pixels, correct = (np.bincount(cell, amount, JOINT_CELLS) for amount in (top.count, top.hits))
     foreground = result.reliability_foreground
@@ -194,7 +194,7 @@ def _thresholds(result: CalibrationResult) -> Thresholds:
     """Pixels called foreground, p > t, at t = 0, 0.01, ..., 1: raw maps, all images pooled."""
     from densecal.metrics.curves import Atoms
 
-    p = Atoms.sorted(*result.sketch.class_atoms(0))
+    p = Atoms.from_counts(*result.sketch.class_atoms(0))
     up_to = np.searchsorted(p.value, np.arange(JOINT_CELLS + 1) / JOINT_CELLS, side="right")
     pixels, positives = (np.concatenate([[0], np.cumsum(amount)]) for amount in (p.count, p.hits))
     tp = positives[-1] - positives[up_to]

@@ -239,7 +239,7 @@ def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] |
     if meter is None or not meter.sketch.rows:
         return None
     if fold:
-        meter.sketch.fold()
+        meter.sketch.bin_pixels()
     return meter.state_dict()
 
 

@@ -133,7 +133,7 @@ def _empty_state(bins: int, num_classes: int, multilabel: bool) -> tuple[dict[st
     pixel = torch.zeros(1) if num_classes == 1 else torch.zeros(1, num_classes)
     meter.update(pixel, torch.zeros_like(pixel if multilabel else torch.zeros(1), dtype=torch.int64))
     rows = {name: _turned(name, table)[:0] for name, table in meter.state_dict().items() if name in GROWING}
-    meter.sketch.fold()
+    meter.sketch.bin_pixels()
     state = meter.state_dict()
     tables = {name: torch.zeros_like(state[name]) for name in state.keys() - {*GROWING, "raw_pixels"}}
     return dict(sorted(tables.items())), rows

@@ -26,10 +26,11 @@ def equal_mass_edges(atoms: Atoms, bins: int) -> Floats:
     ends = np.cumsum(atoms.count)
     below = np.floor(x)
 
-    def at(place: Floats) -> Floats:
-        return np.asarray(atoms.value[np.searchsorted(ends, np.minimum(place, atoms.total - 1), side="right")])
+    def sorted_value(position: Floats) -> Floats:
+        return np.asarray(atoms.value[np.searchsorted(ends, np.minimum(position, atoms.total - 1), side="right")])
 
-    return np.asarray(at(below) + (x - below) * (at(below + 1) - at(below)))
+    low, high = sorted_value(below), sorted_value(below + 1)
+    return np.asarray(low + (x - below) * (high - low))
 
 
 def bin_gaps(atoms: Atoms, edges: Floats) -> Floats:
@@ -45,11 +46,11 @@ def bin_gaps(atoms: Atoms, edges: Floats) -> Floats:
     return np.asarray((value - hits) / np.maximum(count, 1))
 
 
-def updated_gamma(gamma: Floats, E: Floats, lam: float, gamma_min: float, gamma_max: float, s_th: float) -> Floats:
-    """Return the gammas after a validation that found the gaps E.
+def update_gamma(gamma: Floats, E: Floats, lam: float, gamma_min: float, gamma_max: float, s_th: float) -> Floats:
+    """Return the gammas after a validation that measured the gaps E.
 
-    gamma exp(lam E), or gamma exp(-lam E) for the inverse focal loss of a negative gamma; where its magnitude
-    falls below s_th the branch is switched; then it is clipped.
+    gamma becomes gamma exp(lam E), or gamma exp(-lam E) for the inverse focal loss of a negative gamma. Where its
+    magnitude falls below s_th, it switches to the other branch. Finally it is clipped.
     """
     moved = gamma * np.exp(np.where(gamma > 0, lam * E, -lam * E))
     switched = np.where(moved > 0, -s_th, s_th)
@@ -64,7 +65,7 @@ def adafocal_value(log_p: Tensor, log_q: Tensor, gamma: Tensor) -> Tensor:
         log_q: log(1 - p_t).
         gamma: One for every pixel.
     """
-    # The powers are taken in the log domain, as in the focal loss.
+    # The powers are computed in the log domain, as in the focal loss.
     base = torch.where(gamma > 0, log_q, log_p.exp().log1p())
     return -torch.exp(gamma.abs() * base) * log_p
 
@@ -79,9 +80,9 @@ class AdaFocal(Method):
     looked up with a detached p_t; the first takes everything below it and the last everything above it. For one
     sigmoid logit confidences are at least 0.5, so every pixel with p_t < 0.5 is in the first bin.
 
-    Deviations: the mean over pixels where the public code sums and clips the gradient's norm at 2; soft masks as
-    in `Focal`, binarised at > 0.5 for the look-up. Above a million validation pixels the edges are those of the
-    sketch's fine bins.
+    Deviations: it averages over pixels where the public code sums and clips the gradient's norm at 2; soft masks
+    count as in `Focal` and are binarised at > 0.5 for the look-up. Above a million validation pixels the edges are
+    those of the sketch's fine bins.
 
     Args:
         bins: B, equal-mass bins.
@@ -145,11 +146,11 @@ class AdaFocal(Method):
         return self.gamma.float()[torch.bucketize(p_t, self.edges[1:-1], right=True)]
 
     def after_epoch(self, result: Any) -> None:
-        """Move every gamma by the gap of its bin of `result.sketch`, and take over the bins."""
-        atoms = Atoms.sorted(*result.sketch.top_atoms())
+        """Move every gamma by the gap of its bin in `result.sketch`, and adopt these bins."""
+        atoms = Atoms.from_counts(*result.sketch.top_atoms())
         edges = equal_mass_edges(atoms, self.bins)
         E = bin_gaps(atoms, edges)
-        moved = updated_gamma(self.gamma.cpu().numpy(), E, self.lam, self.gamma_min, self.gamma_max, self.s_th)
+        moved = update_gamma(self.gamma.cpu().numpy(), E, self.lam, self.gamma_min, self.gamma_max, self.s_th)
         self.gamma.copy_(torch.from_numpy(moved))
         self.edges.copy_(torch.from_numpy(edges))
         super().after_epoch(result)

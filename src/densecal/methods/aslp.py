@@ -12,7 +12,7 @@ loss, whose derivative is a multiple of g = L(1 - y) - L(y), held back by a regu
     als         (K-1)/K * g                                     min((1 - (K-1)/K * beta_i) - A, 0)
 
 b = beta * (K-1)/K, which is beta/2 for one sigmoid logit. A_now is the accuracy of the last validation, A_lm
-the ideal one, A the frozen or the running one. `constraint="exact"` replaces lambda * r: the value climbs to
+the ideal accuracy, A the frozen or the running accuracy. `constraint="exact"` replaces lambda * r: the value climbs to
 the threshold at which the expected confidence is A, and no further.
 """
 
@@ -34,12 +34,12 @@ from densecal.methods.slp import check_technique, sample_targets
 
 __all__ = ["ALS", "ASLPMC", "ASLPMEI", "class_gap", "image_gap", "stability"]
 
-# The authors' distance from the largest admissible value.
+# The distance from the largest admissible value in the authors' code.
 MARGIN = 0.01
 
 
-def normalised(gap: Tensor, b: float, grad_norm: str) -> Tensor:
-    """Return g': the loss's derivative b * g in alpha, divided by 1, by b or by b^2."""
+def normalise(gap: Tensor, b: float, grad_norm: str) -> Tensor:
+    """Return g': the derivative b * g of the loss in alpha, divided by 1, b or b^2."""
     return {"none": b * gap, "paper": gap, "confidence": gap / b}[grad_norm]
 
 
@@ -49,7 +49,7 @@ def accuracy_regulariser(now: Tensor, ideal: Tensor) -> Tensor:
 
 
 def confidence_regulariser(value: Tensor, accuracy: Tensor, b: float) -> Tensor:
-    """Return MC's r: minus what the expected confidence 1 - b * value lacks to the accuracy."""
+    """Return MC's r: minus the shortfall of the expected confidence 1 - b * value from the accuracy."""
     return ((1 - accuracy) - b * value).clamp(max=0)
 
 
@@ -93,7 +93,7 @@ def stability(eta: float, lam: float, beta: float, num_classes: int = 1) -> Stab
 
 
 class _Stochastic(Adaptive):
-    """What ASLP-MEI and ASLP-MC share: a probability per image and the technique it is used with."""
+    """What ASLP-MEI and ASLP-MC share: a probability per image, and the technique."""
 
     def __init__(
         self,
@@ -124,29 +124,29 @@ class _Stochastic(Adaptive):
         """Perturb the labels of image i with probability alpha_i."""
         super().prepare(images, masks, index)
         index = on_device(index, self.values.device)
-        alpha = self.current(index)
+        alpha = self.values_of(index)
         return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound, self.band)
 
 
 @register("aslp-mei")
 class ASLPMEI(_Stochastic):
-    """ASLP for maximum entropy inference: alpha climbs as long as the accuracy stays at the ideal one.
+    """ASLP for maximum entropy inference: alpha climbs as long as the accuracy stays ideal.
 
-    The ideal accuracy is the frozen one, or the best so far where none is frozen (`schedule="warmup"`).
+    The ideal accuracy is the frozen one, or the best so far if none is frozen (`schedule="warmup"`).
 
     Args:
         technique: `hi`, `si`, `m` or `dm` (one sigmoid logit only).
         noise_bound: Bound of dynamic moderation's noise: 0.5 in the paper, 0.25 in its code.
         grad_norm: `paper` (g), `none` (b * g) or `confidence` (g / b, the authors' code).
-        band: Perturb only pixels this near to a boundary of the mask (chessboard distance); all unless given. The
-            rule is the same, and its expected confidence that of a pixel in the band.
+        band: Perturb only pixels within this chessboard distance of a boundary of the mask; by default all pixels. The
+            rule stays the same; its expected confidence is then that of a pixel in the band.
         **common: See `Adaptive` and `Method`.
     """
 
-    def moved(self, values: Tensor, gap: Tensor) -> Tensor:
+    def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the MEI rule."""
-        gradient = normalised(gap, self.b, self.grad_norm)
-        # before the first validation nothing is known to be lost
+        gradient = normalise(gap, self.b, self.grad_norm)
+        # Before the first validation no accuracy is known to be lost.
         r = accuracy_regulariser(self.last_accuracy, self.ideal_accuracy()).nan_to_num(0.0)
         return clamp(ascend(values, gradient, r, self.eta, self.lam), self.technique_beta)
 
@@ -164,11 +164,11 @@ class ASLPMC(_Stochastic):
     def __init__(self, *, constraint: str = "penalty", **common: Any) -> None:
         super().__init__(**common)
         self.constraint = constraint
-        self.multiplier = _checked_multiplier(self, constraint, self.technique_beta)
+        self.multiplier = _multiplier(self, constraint, self.technique_beta)
 
-    def moved(self, values: Tensor, gap: Tensor) -> Tensor:
+    def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the MC rule."""
-        gradient = normalised(gap, self.b, self.grad_norm)
+        gradient = normalise(gap, self.b, self.grad_norm)
         return clamp(_toward_accuracy(self, self.constraint, values, gradient), self.technique_beta)
 
 
@@ -191,7 +191,7 @@ class ALS(Adaptive):
         self.gradient = gradient
         self.constraint = constraint
         self.b = half_scale(1.0, self.num_classes)
-        self.multiplier = _checked_multiplier(self, constraint, beta=1.0)
+        self.multiplier = _multiplier(self, constraint, beta=1.0)
 
     @property
     def beta(self) -> Tensor:
@@ -201,9 +201,9 @@ class ALS(Adaptive):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Smooth the labels of image i with strength beta_i."""
         super().prepare(images, masks, index)
-        return images, self.perturbed(masks, self.current(index))
+        return images, self.perturb_labels(masks, self.values_of(index))
 
-    def moved(self, values: Tensor, gap: Tensor) -> Tensor:
+    def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the ALS rule."""
         derivative = self.b * gap
         gradient = {"exact": derivative, "normalised": gap, "literal": values * derivative}[self.gradient]
@@ -219,8 +219,8 @@ def _toward_accuracy(method: Adaptive, constraint: str, values: Tensor, gradient
     return ascend(values, gradient, r, method.eta, method.lam)
 
 
-def _checked_multiplier(method: Adaptive, constraint: str, beta: float) -> float | None:
-    """Return mu where the rule has one; warn if its oscillation does not die out."""
+def _multiplier(method: Adaptive, constraint: str, beta: float) -> float | None:
+    """Return mu if the rule has one; warn if its oscillation does not die out."""
     check_choice("constraint", constraint, ("penalty", "exact"))
     if constraint == "exact":
         return None

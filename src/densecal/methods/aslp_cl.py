@@ -1,7 +1,7 @@
 """Adaptive label perturbation in closed loop: the level follows what validation measures, not a bound on the labels.
 
 ASLP-MC stops a label's expected confidence at the accuracy A. The network is less sure than its labels, so it ends
-under-confident. Here the bound is a state C that an integrator moves by the measured gap, once an epoch:
+under-confident. Here the bound is a state C that an integrator moves by the measured gap, once per epoch:
 
     C <- clip(C - gain * gap, C_min, 1),    gap = mean confidence - accuracy on validation, smoothed over epochs
 
@@ -10,7 +10,7 @@ Over-confidence lowers C and raises the perturbation; under-confidence does the 
 the anti-windup: C never leaves what perturbation can reach.
 
 Stability. Let the confidence answer a change of C an epoch later (alpha moves after a visit and counts at the next),
-with a first-order lag of rate rho in (0, 1] an epoch and slope at most 1 (labels that are surer by dC cannot make the
+with a first-order lag of rate rho in (0, 1] per epoch and slope at most 1 (labels that are surer by dC cannot make the
 network surer by more, once it fits them). With a weight s of the past in the smoothed gap, the loop's characteristic
 polynomial is (z - 1) (z - 1 + rho) (z - s) + gain * rho * (1 - s) z, whose roots lie inside the unit circle exactly
 when 0 < gain < 1 - s * (1 - rho): for every rho, when gain + s < 1. The defaults add up to 0.8.
@@ -33,8 +33,8 @@ class ASLPCL(ASLPMC):
     """ASLP in closed loop: perturbation rises while validation is over-confident and falls while it is not.
 
     Args:
-        gain: Of the integrator, above 0.
-        smoothing: Weight of the past in the smoothed gap, at least 0; with ``gain`` below 1.
+        gain: Gain of the integrator, above 0.
+        smoothing: Weight of the past in the smoothed gap, at least 0; ``gain + smoothing`` must be below 1.
         floor: C_min, the lowest expected confidence of a label.
         eta: Step size of alpha; by default large enough to reach the threshold in one visit.
         warmup: Epochs before the loop closes.
@@ -81,7 +81,7 @@ class ASLPCL(ASLPMC):
         self.register_buffer("smoothed_gap", torch.tensor(math.nan))
 
     def target_accuracy(self) -> Tensor:
-        """Return C, to which labels are perturbed."""
+        """Return C, the bound on the expected confidence of labels."""
         return self.bound
 
     def after_epoch(self, result: Any) -> None:
@@ -96,7 +96,7 @@ class ASLPCL(ASLPMC):
 
     def statistics(self) -> dict[str, float]:
         """Add the bound and the gap to what adaptive methods log."""
-        found = super().statistics()
-        found["bound"] = found.pop("accuracy")
+        statistics = super().statistics()
+        statistics["bound"] = statistics.pop("accuracy")
         gap = self.smoothed_gap.item()
-        return found if math.isnan(gap) else found | {"gap": gap}
+        return statistics if math.isnan(gap) else statistics | {"gap": gap}

@@ -1,4 +1,4 @@
-"""The protocol of a training method: the hooks a loop calls; their defaults are plain cross entropy."""
+"""The protocol of a training method: the hooks that a loop calls, which by default are plain cross entropy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Method(nn.Module):
         num_samples: Training images; `index` runs from 0 to `num_samples - 1`, negative for padding.
         num_classes: 1 for one sigmoid logit with masks (B, 1, H, W) in [0, 1]; K for K softmax logits with
             masks (B, H, W) of class indices.
-        ignore_index: Value of void pixels in a mask; they count in no loss and no statistic.
+        ignore_index: Value of void pixels in a mask, which count in no loss and no statistic.
         seed: Seed of every draw; a draw is a function of (seed, epoch, index).
     """
 
@@ -48,7 +48,7 @@ class Method(nn.Module):
         self.seed = seed
         self.epoch = 0
         self._loop_counts_epochs = False
-        self._void_alone: Tensor | bool | None = None
+        self._foreground_is_void: Tensor | bool | None = None
 
     def start_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0."""
@@ -56,14 +56,14 @@ class Method(nn.Module):
         self._loop_counts_epochs = True
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Any]:
-        """Return the images to feed and the targets to hand to `loss`, from images and clean masks.
+        """Return the images for the model and the targets for `loss`, from images and clean masks.
 
-        A method with targets of its own calls this first: it looks at the masks of the first batch, and `after_epoch`,
-        where reading a tensor stalls no device, warns if foreground seems to be written as void.
+        A method with its own targets calls this first. It checks the masks of the first batch, and `after_epoch`, where
+        reading a tensor does not stall a device, warns if foreground seems to have the value of void pixels.
         """
-        if self._void_alone is None and self.num_classes == 1:
+        if self._foreground_is_void is None and self.num_classes == 1:
             void = masks == self.ignore_index
-            self._void_alone = void.any() & (void | (masks == 0)).all()
+            self._foreground_is_void = void.any() & (void | (masks == 0)).all()
         return images, masks
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ class Method(nn.Module):
         return loss(logits, targets, self.ignore_index, weight)
 
     def forward(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return `loss`, so that a method takes the place of a criterion such as `nn.BCEWithLogitsLoss`."""
+        """Return `loss`, so that a method can replace a criterion such as `nn.BCEWithLogitsLoss`."""
         return self.loss(logits, targets, weight)
 
     def after_step(self, logits: Tensor, masks: Tensor, index: Tensor) -> None:
@@ -89,25 +89,25 @@ class Method(nn.Module):
 
         A loop that never calls `start_epoch` has its epochs counted here, from 0.
         """
-        if self._void_alone is not None and bool(self._void_alone):
+        if self._foreground_is_void is not None and bool(self._foreground_is_void):
             warnings.warn(
-                f"masks of 0 and {self.ignore_index} alone: foreground is 1, and {self.ignore_index} is void, which "
-                f"counts nowhere. Should they be divided by {self.ignore_index}?",
+                f"masks hold only 0 and {self.ignore_index}: foreground is 1, and {self.ignore_index} marks void "
+                f"pixels, which are ignored. Should the masks be divided by {self.ignore_index}?",
                 stacklevel=2,
             )
-            self._void_alone = False
+            self._foreground_is_void = False
         if not self._loop_counts_epochs:
             self.epoch += 1
 
     def statistics(self) -> dict[str, float]:
-        """Return what is worth logging once an epoch."""
+        """Return the numbers to log once per epoch."""
         return {}
 
     def uniform(self, index: Tensor, stream: int, count: int = 1) -> Tensor:
-        """Draw `count` uniforms per sample (B, count) for this epoch; `stream` separates uses."""
+        """Draw `count` uniforms per sample (B, count) for this epoch; `stream` keeps uses independent."""
         return rng.uniform(self.seed, self.epoch, index, stream, count)
 
-    def perturbed(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
+    def perturb_labels(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
         """Return targets with the labels of image (or pixel) i perturbed by strength i, void pixels kept.
 
         Args:
@@ -124,11 +124,11 @@ class Method(nn.Module):
 
 
 def on_device(index: Tensor, device: torch.device) -> Tensor:
-    """Return indices where they are needed; on their way to a GPU the host does not wait for it."""
+    """Move indices to a device; the host does not wait for a GPU."""
     return index.to(device, non_blocking=device.type == "cuda")
 
 
-def check_choice(option: str, found: str, expected: Iterable[str]) -> None:
-    """Raise ValueError where an option is none of the values it may take."""
-    if found not in expected:
-        raise ValueError(f"{option}: found {found!r}; expected one of {', '.join(expected)}")
+def check_choice(option: str, value: str, expected: Iterable[str]) -> None:
+    """Raise ValueError unless an option has one of the expected values."""
+    if value not in expected:
+        raise ValueError(f"{option}: found {value!r}; expected one of {', '.join(expected)}")

@@ -27,7 +27,7 @@ def class_brier(logits: Tensor, labels: Tensor) -> Tensor:
 
 @register("brier")
 class Brier(Method):
-    """Brier loss in place of cross entropy (Brier 1950, "Verification of forecasts").
+    """Brier loss instead of cross entropy (Brier 1950, "Verification of forecasts").
 
     One sigmoid logit: mean (p - y)^2, soft masks allowed. K classes: Brier's score, mean sum_k (p_k - y_k)^2,
     which for K = 2 is twice the former. Its gradient vanishes at saturated pixels, right or wrong: start from

@@ -23,7 +23,7 @@ def true_class_margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 def focal_value(margin: Tensor, gamma: float | Tensor) -> Tensor:
     """Return -(1 - p_t)^gamma log p_t for p_t = sigmoid(margin)."""
-    # The power is taken in the log domain: for every gamma its gradient is finite where 1 - p_t rounds to 0.
+    # The power is computed in the log domain: its gradient is finite for every gamma, even where 1 - p_t rounds to 0.
     return -torch.exp(gamma * logsigmoid(-margin)) * logsigmoid(margin)
 
 
@@ -40,10 +40,10 @@ def flsd_gamma(margin: Tensor) -> Tensor:
 
 @register("focal")
 class Focal(Method):
-    """Focal loss in place of cross entropy (Lin 2017; as a calibration method Mukhoti 2020, FL-3).
+    """Focal loss instead of cross entropy (Lin 2017; as a calibration method Mukhoti 2020, FL-3).
 
     L = -(1 - p_t)^gamma log p_t with p_t the probability of the true class, without class balancing. Two
-    deviations: the mean over pixels where the public calibration code sums; and soft masks, as
+    deviations: it averages over pixels where the public calibration code sums, and it takes soft masks, with
     y F(p) + (1 - y) F(1 - p).
 
     Args:

@@ -1,4 +1,4 @@
-"""Label smoothing: every label is perturbed, always, by a small strength."""
+"""Label smoothing: every label is always perturbed with a small strength."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class LabelSmoothing(Method):
         self.strength = beta
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
-        """Smooth the labels, less those of images with a negative index, which are nobody's."""
+        """Smooth the labels, except those of padding samples, whose index is negative."""
         super().prepare(images, masks, index)
-        return images, self.perturbed(masks, self.strength * (on_device(index, masks.device) >= 0))
+        return images, self.perturb_labels(masks, self.strength * (on_device(index, masks.device) >= 0))

@@ -1,4 +1,4 @@
-"""Losses and gaps that leave void pixels out, shared by all methods, without host synchronisation."""
+"""Losses and gaps that ignore void pixels, shared by all methods; none of them makes the host wait for a GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def pixel_shares(valid: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         valid: Booleans (B, ...); False leaves a pixel out.
-        weight: Weight of each sample (B,); 0 leaves a padding sample out. Or of each pixel (B, 1, H, W), which a
-            `valid` of one boolean a sample sums up.
+        weight: Weight of each sample (B,); 0 leaves a padding sample out. Or weight of each pixel (B, 1, H, W),
+            which is summed over the sample if `valid` has one boolean per sample.
 
     Returns:
         float32 of the shape of `valid`: exactly 1 if nothing is left out, 0 if everything is.

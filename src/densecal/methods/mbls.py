@@ -32,7 +32,7 @@ class MarginLabelSmoothing(Method):
     sigmoid(10) = 0.99995, so binary tasks may want a margin of 3 to 8.
 
     Args:
-        margin: Logit distance that stays free, at least 0; the paper's 10.
+        margin: Logit distance without a penalty, at least 0; the paper's 10.
         weight: Weight of the penalty, at least 0; the paper's 0.1.
         **common: See `Method`.
     """

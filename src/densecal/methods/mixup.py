@@ -38,13 +38,13 @@ def symmetric_beta(uniforms: Tensor, alpha: float) -> Tensor:
     """
     U, V = uniforms.unbind(dim=1)
     cosine = (2 * math.pi * V).cos()
-    # U = 0 is the limit 0 here, and nothing overflows before it.
+    # For U = 0 this is the limit 0, and nothing overflows on the way.
     inverse = 1 / torch.expm1(-U.log() / alpha)
     return (1 + cosine / (inverse + cosine.square()).sqrt()) / 2
 
 
-def next_real(index: Tensor) -> Tensor:
-    """Return for each sample the place of the next one that is not padding, around the end; padding keeps its own."""
+def next_image(index: Tensor) -> Tensor:
+    """Return the position of the next sample that is not padding, cyclically; padding gets its own position."""
     real = index >= 0
     real_first = torch.argsort((~real).to(torch.uint8), stable=True)
     rank = real.cumsum(0) % real.sum().clamp(min=1)
@@ -57,8 +57,8 @@ class Mixup(Method):
 
     x' = lam x_i + (1 - lam) x_j, y' likewise, L = CE(z(x'), y') = lam L(y_i) + (1 - lam) L(y_j) with
     lam ~ Beta(alpha, alpha) drawn for each image, a function of (seed, epoch, index). j is the next image of the
-    batch, whose order the loop shuffles; padding is nobody's partner and stays as it is, and an image that is
-    alone stays unmixed. Images may be mixed before the network normalises them, because normalisation is affine
+    batch, whose order the loop shuffles. Padding is never mixed in and stays as it is, and an image that is alone in
+    its batch stays unmixed. Images may be mixed before the network normalises them, because normalisation is affine
     and the two shares add up to 1. Deviation: a pixel that is void in either image is void in the mix.
 
     Args:
@@ -77,7 +77,7 @@ class Mixup(Method):
         super().prepare(images, masks, index)
         index = on_device(index, images.device)
         lam = symmetric_beta(self.uniform(index, Stream.MIXUP, 2), self.concentration)
-        j = next_real(index)
+        j = next_image(index)
         other = masks[j]
         void = (masks == self.ignore_index) | (other == self.ignore_index)
         mixed = blend(images, images[j], lam)

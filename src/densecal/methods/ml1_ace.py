@@ -17,8 +17,7 @@ def l1_ace(p: Tensor, y: Tensor, valid: Tensor, bins: int) -> Tensor:
     """Return the mean over non-empty bins of |mean p - mean y|, over the last dimension.
 
     Args:
-        p: Probabilities (..., N). The bins are of equal width on [0, 1].
-            The gradient flows through mean p alone.
+        p: Probabilities (..., N), in bins of equal width on [0, 1]. The gradient flows through mean p alone.
         y: Labels 0 or 1, (..., N).
         valid: (..., N), 0 leaves a pixel out.
         bins: Number of bins.
@@ -38,9 +37,10 @@ class MeanL1Ace(Method):
     """mL1-ACE as an auxiliary loss (Barfoot 2024, "Average calibration error").
 
     L = CE + weight * mean over images and classes of ACE, ACE = mean over non-empty bins of
-    |mean p - mean y|. One sigmoid logit: the foreground alone, whose mirror the background is. Deviations:
-    the paper combines the term with Dice and cross entropy at equal weights, here beside cross entropy;
-    soft masks are binarised at > 0.5 for it; an image without valid pixels is left out of the mean.
+    |mean p - mean y|. One sigmoid logit has the foreground term alone, because the background
+    mirrors it. Deviations: the paper combines the term with Dice and cross entropy at equal weights, here there
+    is cross entropy alone; soft masks are binarised at > 0.5 for the term; images without valid pixels are left
+    out of the mean.
 
     Args:
         bins: Equal-width bins on [0, 1]; the paper's 20.

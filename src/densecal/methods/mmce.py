@@ -29,8 +29,8 @@ class NumberedMasks(NamedTuple):
 def kernel_form(c: Tensor, u: Tensor, width: float = 0.4) -> Tensor:
     """Return sum_ij u_i u_j exp(-|c_i - c_j| / width) for values c in [0, 1], summed in float64.
 
-    In rising order of c the kernel is exp(-c_i / width) exp(c_j / width) for every j before i, so sums of what
-    lies before take the place of the n x n matrix.
+    In rising order of c the kernel is exp(-c_i / width) exp(c_j / width) for every j before i, so cumulative sums
+    replace the n x n matrix.
 
     Args:
         c: Confidences (n,).
@@ -44,13 +44,8 @@ def kernel_form(c: Tensor, u: Tensor, width: float = 0.4) -> Tensor:
     return (v.square().sum() + 2 * (v * (-x).exp() * before).sum()).to(c.dtype)
 
 
-def mmce_squared(c: Tensor, a: Tensor, width: float = 0.4) -> Tensor:
-    """Return MMCE_m^2 = sum_ij (a_i - c_i)(a_j - c_j) k_ij / m^2, from confidences and correctness (m,)."""
-    return kernel_form(c, (a.to(c.dtype) - c) / c.numel(), width)
-
-
 def weighted_mmce_squared(c: Tensor, a: Tensor, shares: Tensor, width: float = 0.4) -> Tensor:
-    """Return MMCE_w^2, in which correct and wrong pixels weigh the same however many they are.
+    """Return MMCE_w^2, in which correct and wrong pixels have the same weight, whatever their numbers.
 
     It is sum_++ (1-c_i)(1-c_j) k / n+^2 + sum_-- c_i c_j k / n-^2 - 2 sum_+- (1-c_i) c_j k / (n+ n-), the kernel
     form of (a - c) / n+ or (a - c) / n-.
@@ -70,15 +65,15 @@ def weighted_mmce_squared(c: Tensor, a: Tensor, shares: Tensor, width: float = 0
     return both * kernel_form(c, (a.to(c.dtype) - c) * shares / size, width)
 
 
-def rooted(squared: Tensor) -> Tensor:
-    """Return sqrt(max(., 0) + 1e-10), whose gradient stays finite, and 0 for exactly 0."""
-    return torch.where(squared == 0, 0, (squared.clamp(min=0) + 1e-10).sqrt())
+def safe_sqrt(x: Tensor) -> Tensor:
+    """Return sqrt(max(x, 0) + 1e-10), whose gradient stays finite, and 0 for x = 0."""
+    return torch.where(x == 0, 0, (x.clamp(min=0) + 1e-10).sqrt())
 
 
 def draw_pixels(keys: Tensor, correct: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Draw `count` pixels of a batch without replacement, half of them correct and half wrong.
 
-    Every stratum gives the pixels with its largest keys, so shapes do not depend on how many there are.
+    Each stratum contributes the pixels with its largest keys, so shapes do not depend on its size.
 
     Args:
         keys: Random keys in [0, 1), any shape.
@@ -87,7 +82,7 @@ def draw_pixels(keys: Tensor, correct: Tensor, allowed: Tensor, count: int) -> t
         count: Pixels, both strata together.
 
     Returns:
-        Positions in the flattened batch, and False where a stratum had no pixel left.
+        Positions in the flattened batch, and whether each is a pixel; False where a stratum ran out of pixels.
     """
     size = min(count // 2, keys.numel())
     strata = [
@@ -103,11 +98,11 @@ class Mmce(Method):
     L = CE + weight * MMCE_w, the weighted form over top-label confidences with a Laplacian kernel; the gradient
     flows through the confidences, not through the correctness. Deviations: MMCE_w is normalised once, where both
     public codes divide by the number of pairs a second time and so make the term negligible for dense outputs
-    (hence a weight of 0.5 in place of their 2 to 10); it is taken over pixels drawn anew at each step, half of
+    (hence a weight of 0.5 instead of their 2 to 10); it is computed from pixels drawn anew at each step, half of
     them correct and half wrong; soft masks are binarised at > 0.5 for the term.
 
-    Which pixels of an image come first in a draw is a function of (seed, epoch, index). Handed masks that did not
-    go through `prepare`, the samples are numbered by their place in the batch.
+    Which pixels of an image are drawn first is a function of (seed, epoch, index). Masks that did not go through
+    `prepare` are numbered by their position in the batch.
 
     Args:
         width: Width of the kernel, at least 0.01; the paper's 0.4.
@@ -128,7 +123,7 @@ class Mmce(Method):
         self.pixels = pixels
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, NumberedMasks]:
-        """Keep the indices beside the masks."""
+        """Return the masks with their indices as targets."""
         super().prepare(images, masks, index)
         return images, NumberedMasks(masks, index)
 
@@ -141,7 +136,7 @@ class Mmce(Method):
             c, correct = top_label(logits.float(), without_void(labels, self.ignore_index))
             shares = pixel_shares(labels != self.ignore_index, weight)
             keys = self.uniform(on_device(ids, c.device), Stream.MMCE_PIXEL, c[0].numel()).view_as(c)
-            drawn, found = draw_pixels(keys, correct, shares > 0, self.pixels)
+            drawn, is_pixel = draw_pixels(keys, correct, shares > 0, self.pixels)
             c, correct, shares = (values.flatten().gather(0, drawn) for values in (c, correct, shares))
-            term = rooted(weighted_mmce_squared(c, correct, shares * found, self.width))
+            term = safe_sqrt(weighted_mmce_squared(c, correct, shares * is_pixel, self.width))
             return super().loss(logits, labels, weight) + self.weight * term

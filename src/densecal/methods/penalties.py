@@ -1,4 +1,4 @@
-"""What losses beside cross entropy share: clean targets, top-label confidence, checks of their options."""
+"""What the losses other than cross entropy share: clean targets, top-label confidence, checks of options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def without_void(targets: Tensor, ignore_index: int) -> Tensor:
-    """Return the targets with void pixels set to 0, so that they can be computed with; their share is 0."""
+    """Return the targets with void pixels set to 0, a valid label; their share in the loss is 0."""
     return torch.where(targets == ignore_index, 0, targets)
 
 
@@ -29,19 +29,19 @@ def top_label(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return c, predicted == targets
 
 
-def check_positive(option: str, found: float) -> None:
-    """Raise ValueError where an option is not a positive finite number."""
-    if not (math.isfinite(found) and found > 0):
-        raise ValueError(f"{option}: found {found}; expected a positive number")
+def check_positive(option: str, value: float) -> None:
+    """Raise ValueError unless an option is a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{option}: found {value}; expected a positive number")
 
 
-def check_not_negative(option: str, found: float) -> None:
-    """Raise ValueError where an option is negative or not finite."""
-    if not (math.isfinite(found) and found >= 0):
-        raise ValueError(f"{option}: found {found}; expected a number of at least 0")
+def check_not_negative(option: str, value: float) -> None:
+    """Raise ValueError if an option is negative or not finite."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{option}: found {value}; expected a number of at least 0")
 
 
-def check_bins(option: str, found: int) -> None:
-    """Raise ValueError where a number of bins is not an integer of at least 1."""
-    if found < 1 or found != int(found):
-        raise ValueError(f"{option}: found {found}; expected an integer of at least 1")
+def check_bins(option: str, value: int) -> None:
+    """Raise ValueError unless a number of bins is an integer of at least 1."""
+    if value < 1 or value != int(value):
+        raise ValueError(f"{option}: found {value}; expected an integer of at least 1")

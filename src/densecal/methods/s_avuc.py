@@ -1,4 +1,4 @@
-"""S-AvUC: cross entropy plus a price on doubtful hits and on certain misses."""
+"""S-AvUC: cross entropy plus a penalty on uncertain correct pixels and on certain wrong ones."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class SoftAvuc(Method):
     for the term.
 
     Args:
-        kappa: Normalised entropy in (0, 1) that parts certain from uncertain.
-        temperature: T, positive; the smaller, the harder that parting.
+        kappa: Normalised entropy in (0, 1) that separates certain from uncertain.
+        temperature: T, positive; the smaller, the harder the separation.
         weight: Weight of the term, at least 0.
         **common: See `Method`.
     """

@@ -1,4 +1,4 @@
-"""Stochastic label perturbation with one fixed probability, and the sampling adaptive methods share."""
+"""Stochastic label perturbation with one fixed probability, and the sampling that adaptive methods share."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def sample_targets(
     noise_bound: float,
     band: int | None = None,
 ) -> Tensor | SmoothedLabels:
-    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its (band's) pixels together.
+    """Return SC-BCE's targets: image i is perturbed with probability alpha_i, all its pixels (in the band) together.
 
-    Images with a negative index, which are nobody's, keep their labels.
+    Padding samples, whose index is negative, keep their labels.
     """
     Z = (method.uniform(index, Stream.LABEL)[:, 0] < alpha) & (index >= 0)
     if band is not None:
@@ -37,7 +37,7 @@ def sample_targets(
     if technique == "dm":
         draws = method.uniform(index, Stream.MODERATION_NOISE, masks[0].numel()).view(masks.shape)
         noise = (Z.view(-1, 1, 1, 1) if band is None else Z) * moderation_noise(draws, noise_bound)
-    return method.perturbed(masks, technique_strength(technique, method.num_classes) * Z, noise)
+    return method.perturb_labels(masks, technique_strength(technique, method.num_classes) * Z, noise)
 
 
 def check_technique(technique: str, noise_bound: float, num_classes: int) -> None:
@@ -56,7 +56,7 @@ class SLP(Method):
         technique: `hi`, `si`, `m` or `dm` (one sigmoid logit only).
         alpha: Probability; by default the paper's 0.01, 0.02, 0.03, 0.03 for the four techniques.
         noise_bound: Bound of dynamic moderation's noise: 0.5 in the paper, 0.25 in its code.
-        band: Perturb only pixels this near to a boundary of the mask (chessboard distance); all unless given.
+        band: Perturb only pixels within this chessboard distance of a boundary of the mask; by default all pixels.
         **common: See `Method`.
     """
 
@@ -79,7 +79,7 @@ class SLP(Method):
         check_alpha(self.probability, technique_strength(technique, self.num_classes))
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
-        """Perturb the labels of a random few images."""
+        """Perturb the labels of a few random images."""
         super().prepare(images, masks, index)
         index = on_device(index, masks.device)
         return images, sample_targets(self, masks, index, self.probability, self.technique, self.noise_bound, self.band)

@@ -15,11 +15,11 @@ from densecal.methods.registry import register
 
 
 class _SoftSums(torch.autograd.Function):
-    """Sums over pixels of u_b and of (c - a) u_b, (2, M), with a derivative that goes over M x pixels only once."""
+    """Sums over pixels of u_b and of (c - a) u_b, (2, M), with a derivative that reads the M x pixels only once."""
 
     @staticmethod
     def forward(ctx: Any, c: Tensor, a: Tensor, shares: Tensor, anchors: Tensor, T: float) -> Tensor:
-        # Cut e^-40 below the nearest anchor: it changes no sum, and denormal numbers would take ten times as long.
+        # Cut off at e^-40 of the nearest anchor: no sum changes, and denormal numbers would take ten times as long.
         lowest = -0.25 / (len(anchors) ** 2 * T) - 40
         u = (c - anchors.unsqueeze(1)).square_().div_(-T).clamp_(min=lowest).softmax(dim=0)
         ctx.save_for_backward(u, c - a, shares, anchors)

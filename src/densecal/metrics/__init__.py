@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from densecal.metrics.curves import ReliabilityCurve
     from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, SegmentationResult
 
-_HOME = {
+_MODULE_OF = {
     "CalibrationMeter": "calibration",
     "CalibrationResult": "calibration",
     "ConfusionMeter": "segmentation",
@@ -37,8 +37,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import on first use: the worker processes of an evaluation score 8-bit maps without loading torch."""
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

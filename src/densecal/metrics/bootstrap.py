@@ -15,7 +15,7 @@ _BLOCK = 1 << 22
 
 
 def intervals(rows: Floats) -> dict[str, tuple[float, float]]:
-    """Percentile intervals (95 %) of the figures that follow from the per-image table.
+    """Return percentile intervals (95 %) of the figures that follow from the per-image table.
 
     Args:
         rows: ``Sketch.image_rows()``.
@@ -23,57 +23,58 @@ def intervals(rows: Floats) -> dict[str, tuple[float, float]]:
     Returns:
         (low, high) for ece_ew, oe_ew, ue_ew, brier, nll, accuracy, mean_confidence and ece_image_mean.
     """
-    return _percentiles(_resampled(_canonical(rows)))
+    return _percentiles(_resample(_sort_rows(rows)))
 
 
 def paired_intervals(rows_a: Floats, rows_b: Floats) -> dict[str, tuple[float, float]]:
-    """Intervals (95 %) of the difference a - b of two methods on the same images, resampled together.
+    """Return intervals (95 %) of the difference a - b of two methods on the same images, resampled together.
 
-    An interval without 0 says that the difference is not an accident of which images were drawn.
+    Where an interval leaves out 0, the difference is not an accident of which images were drawn.
 
     Args:
         rows_a: ``Sketch.image_rows()`` of one method.
-        rows_b: The same of the other, image by image in the same order.
+        rows_b: ``Sketch.image_rows()`` of the other, with the images in the same order.
     """
     if rows_a.shape != rows_b.shape:
         raise ValueError(
-            f"paired intervals need the same images and bins: {rows_a.shape} rows there, {rows_b.shape} here"
+            f"paired intervals need the same images and bins: tables of shape {rows_a.shape} and {rows_b.shape}"
         )
-    both = _canonical(np.concatenate([rows_a, rows_b], axis=1))
-    a, b = _resampled(both[:, : rows_a.shape[1]]), _resampled(both[:, rows_a.shape[1] :])
+    both = _sort_rows(np.concatenate([rows_a, rows_b], axis=1))
+    a, b = _resample(both[:, : rows_a.shape[1]]), _resample(both[:, rows_a.shape[1] :])
     return _percentiles({name: a[name] - b[name] for name in a})
 
 
 def figures(totals: Floats) -> dict[str, Floats]:
-    """The figures of sums over images; ``totals`` (..., 5 + bins + 2) are rows, image ECE and image count, summed."""
-    names = dict(zip(ROW_SCALARS, np.moveaxis(totals, -1, 0), strict=False))
+    """Return the figures of sums over images; ``totals`` (..., 5 + bins + 2) are summed rows of ``with_image_ece``."""
+    sums = dict(zip(ROW_SCALARS, np.moveaxis(totals, -1, 0), strict=False))
     gaps = totals[..., len(ROW_SCALARS) : -2]
-    n = names["count"]
+    n = sums["count"]
     return {
         "ece_ew": np.abs(gaps).sum(axis=-1) / n,
         "oe_ew": np.maximum(gaps, 0.0).sum(axis=-1) / n,
         "ue_ew": np.maximum(-gaps, 0.0).sum(axis=-1) / n,
-        "brier": names["brier"] / n,
-        "nll": names["nll"] / n,
-        "accuracy": names["correct"] / n,
-        "mean_confidence": names["confidence"] / n,
+        "brier": sums["brier"] / n,
+        "nll": sums["nll"] / n,
+        "accuracy": sums["correct"] / n,
+        "mean_confidence": sums["confidence"] / n,
         "ece_image_mean": totals[..., -2] / totals[..., -1],
     }
 
 
 def with_image_ece(rows: Floats) -> Floats:
-    """Append every image's own ECE and a one to its row; images without valid pixels are dropped."""
+    """Append every image's own ECE and a 1 to its row; drop images without valid pixels."""
     rows = rows[rows[:, 0] > 0]
     own = np.abs(rows[:, len(ROW_SCALARS) :]).sum(axis=1) / rows[:, 0]
     return np.column_stack([rows, own, np.ones(len(rows))])
 
 
-def _canonical(rows: Floats) -> Floats:
+def _sort_rows(rows: Floats) -> Floats:
     """Order images by their content, so that the order of the updates cannot change an interval."""
     return np.asarray(rows[np.lexsort(rows.T[::-1])])
 
 
-def _resampled(rows: Floats) -> dict[str, Floats]:
+def _resample(rows: Floats) -> dict[str, Floats]:
+    """Return the figures of every bootstrap replicate."""
     table = with_image_ece(rows)
     images = len(table)
     rng = np.random.default_rng(0)

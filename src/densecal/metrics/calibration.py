@@ -29,14 +29,14 @@ NAN = float("nan")
 
 
 class CalibrationMeter:
-    """Measures calibration over any number of batches in memory that does not grow with pixels.
+    """Measure calibration over any number of batches; memory does not grow with the number of pixels.
 
     Args:
         bins: Equal-width bins; also the number of equal-mass bins.
         num_classes: 1 for one foreground probability (the default), K for K channels.
         multilabel: The K channels are independent sigmoids, not a softmax.
-        ignore_index: Mask value of void pixels; 255 for K classes, none for binary maps unless given.
-        boundary: Measure the boundary bands too (computed on the CPU; turn it off in a tight GPU loop).
+        ignore_index: Mask value of void pixels; by default 255 for K classes, none for binary maps.
+        boundary: Also measure the boundary bands. They are computed on the CPU: turn them off in a tight GPU loop.
 
     Examples:
         >>> meter = CalibrationMeter(bins=10)
@@ -68,17 +68,16 @@ class CalibrationMeter:
 
         Args:
             probabilities: Binary: (B, 1, H, W), (B, H, W), (H, W) or (N,), floats in [0, 1] of any dtype, or uint8 or
-                uint16 levels. K classes: (B, K, H, W), (K, H, W) or (N, K). A batch has one image an entry; the
-                shapes without B are one image.
+                uint16 levels. K classes: (B, K, H, W), (K, H, W) or (N, K). Shapes without B hold one image.
             masks: Binary: the same shape (with or without the channel), 0 and 1. Softmax: (B, H, W), (H, W) or
                 (N,) class indices. Multi-label: as the probabilities.
-            logits: Instead of ``probabilities``; sigmoid or softmax is taken in float64.
+            logits: Instead of ``probabilities``; their sigmoid or softmax is computed in float64.
         """
         if masks is None or (probabilities is None) == (logits is None):
             raise TypeError("update needs masks and one of probabilities or logits")
-        given = probabilities if logits is None else logits
-        assert given is not None
-        values, labels, shape = self._aligned(_tensor(given).detach(), _tensor(masks))
+        scores = probabilities if logits is None else logits
+        assert scores is not None
+        values, labels, shape = self._align(_to_tensor(scores).detach(), _to_tensor(masks))
         valid = None if self.ignore_index is None else self._valid(labels, self.ignore_index)
         self._check_labels(labels, valid)
         if not values.is_floating_point():
@@ -94,7 +93,7 @@ class CalibrationMeter:
         self.sketch.merge(other.sketch)
 
     def all_reduce(self) -> None:
-        """Combine the meters of all processes of ``torch.distributed``; every process then holds the same."""
+        """Merge the meters of all ``torch.distributed`` processes, so that all of them hold the same counts."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
         states: list[dict[str, Any] | None] = [None] * dist.get_world_size()
@@ -111,26 +110,26 @@ class CalibrationMeter:
         self.sketch = self._empty().sketch
 
     def state_dict(self) -> dict[str, Any]:
-        """State as CPU tensors and plain numbers."""
+        """Return the state as CPU tensors and plain numbers."""
         return self.sketch.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
+        """Restore a state returned by ``state_dict``."""
         self.sketch.load_state_dict(state)
 
     def compute(self) -> CalibrationResult:
-        """Every figure of what has been counted so far."""
-        return CalibrationResult.of(self.sketch)
+        """Compute every figure of the pixels counted so far."""
+        return CalibrationResult.from_sketch(self.sketch)
 
     def _empty(self) -> CalibrationMeter:
         s = self.sketch
         multilabel = s.num_classes > 1 and not s.softmax
         return CalibrationMeter(s.bins, s.num_classes, multilabel, self.ignore_index, s.boundary)
 
-    def _aligned(self, values: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
-        """Values as (B, C, P), labels as (B, P) for a softmax and (B, C, P) else, and the image's own shape."""
+    def _align(self, values: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+        """Return values (B, C, P), labels (B, P) for a softmax or else (B, C, P), and the shape of one image."""
         classes = self.sketch.num_classes
-        shape = values.shape
+        shape, mask_shape = values.shape, tuple(masks.shape)
         if classes == 1:
             if values.ndim == 4 and values.shape[1] == 1:
                 values = values[:, 0]
@@ -138,7 +137,7 @@ class CalibrationMeter:
                 masks = masks[:, 0]
             if values.shape != masks.shape or values.ndim not in (1, 2, 3) or values.numel() == 0:
                 raise ValueError(
-                    f"probabilities of shape {tuple(shape)} and masks of shape {tuple(masks.shape)}; "
+                    f"probabilities of shape {tuple(shape)} and masks of shape {mask_shape}; "
                     "expected the same shape (B, 1, H, W), (B, H, W), (H, W) or (N,)"
                 )
             size = values.shape[1:] if values.ndim == 3 else values.shape
@@ -152,14 +151,15 @@ class CalibrationMeter:
                 values[None],
                 masks.T[None] if masks.ndim == 2 and values.ndim == 2 else masks[None],
             )
-        wanted = (len(values), *values.shape[2:]) if self.sketch.softmax else tuple(values.shape)
-        if values.shape[1] != classes or tuple(masks.shape) != wanted or values.numel() == 0:
+        expected = (len(values), *values.shape[2:]) if self.sketch.softmax else tuple(values.shape)
+        if values.shape[1] != classes or tuple(masks.shape) != expected or values.numel() == 0:
             raise ValueError(
-                f"probabilities of shape {tuple(shape)} and masks that do not fit; expected (B, {classes}, H, W) and "
+                f"probabilities of shape {tuple(shape)} and masks of shape {mask_shape}; "
+                f"expected (B, {classes}, H, W) and "
                 + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
             )
-        read = integer_labels if self.sketch.softmax else binary_labels
-        labels = read(masks, self.ignore_index)
+        to_labels = integer_labels if self.sketch.softmax else binary_labels
+        labels = to_labels(masks, self.ignore_index)
         return (
             values.flatten(2),
             labels.flatten(1) if self.sketch.softmax else labels.flatten(2),
@@ -172,22 +172,23 @@ class CalibrationMeter:
 
     def _check_labels(self, labels: Tensor, valid: Tensor | None) -> None:
         top = (self.sketch.num_classes if self.sketch.softmax else 2) - 1
-        seen = labels if valid is None else labels * (valid if self.sketch.softmax else valid[:, None])
-        if labels.device.type != "cpu":  # looking would stall the device: `compute` tells
-            self.sketch.add_invalid((seen < 0) | (seen > top))
-        elif int(seen.min()) < 0 or int(seen.max()) > top:
+        if valid is not None:
+            labels = labels * (valid if self.sketch.softmax else valid[:, None])
+        if labels.device.type != "cpu":  # reading values here would stall the device: `compute` raises instead
+            self.sketch.add_invalid((labels < 0) | (labels > top))
+        elif int(labels.min()) < 0 or int(labels.max()) > top:
             raise ValueError(
-                f"masks hold values from {int(seen.min())} to {int(seen.max())}; expected 0 to {top}"
+                f"masks hold values from {int(labels.min())} to {int(labels.max())}; expected 0 to {top}"
                 + ("" if self.ignore_index is None else f" or {self.ignore_index} for void")
             )
 
     def _zones(self, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> Tensor | None:
-        """Boundary zones; flat inputs and multi-label maps have no boundary."""
+        """Return the boundary zones (B, P), or None for flat inputs and multi-label maps, which have no boundary."""
         if len(shape) != 2 or (not self.sketch.softmax and self.sketch.num_classes > 1):
             return None
         maps = labels.reshape(-1, *shape).cpu().numpy()
-        holds = [None] * len(maps) if valid is None else valid.reshape(-1, *shape).cpu().numpy()
-        zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, holds, strict=True)])
+        valid_maps = [None] * len(maps) if valid is None else valid.reshape(-1, *shape).cpu().numpy()
+        zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, valid_maps, strict=True)])
         return torch.from_numpy(zones).flatten(1).to(labels.device)
 
     def _update_levels(self, values: Tensor, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> None:
@@ -198,11 +199,11 @@ class CalibrationMeter:
         maps = values[:, 0].reshape(len(values), *shape).cpu().numpy()
         masks = labels[:, 0].reshape(len(labels), *shape).cpu().numpy() == 1
         bands = self.sketch.boundary and len(shape) == 2
-        kept = [None] * len(maps) if valid is None else valid.reshape(len(maps), *shape).cpu().numpy()
-        for level_map, mask, holds in zip(maps, masks, kept, strict=True):
-            zones = boundary_zones(mask, holds) if bands else None
-            if holds is not None:
-                level_map, mask, zones = level_map[holds], mask[holds], None if zones is None else zones[holds]
+        valid_maps = [None] * len(maps) if valid is None else valid.reshape(len(maps), *shape).cpu().numpy()
+        for level_map, mask, keep in zip(maps, masks, valid_maps, strict=True):
+            zones = boundary_zones(mask, keep) if bands else None
+            if keep is not None:
+                level_map, mask, zones = level_map[keep], mask[keep], None if zones is None else zones[keep]
             counts = count_levels(level_map, mask, zones, 1 if zones is None else ZONES)
             self.sketch.add_levels(counts)
             self.sketch.add_rows(level_rows(counts.sum(axis=0)[None], self.sketch.bins))
@@ -219,24 +220,24 @@ class CalibrationResult:
         ue_ew: Under-confidence error.
         ece_em: ECE with equal-mass bins.
         oe_em: Over-confidence error with equal-mass bins.
-        oe_em_weighted: The same weighted by confidence.
-        ece_sweep: ECE with as many equal-mass bins as keep accuracy monotone.
-        oe_sweep: Over-confidence error with those bins.
-        oe_sweep_weighted: The same weighted by confidence.
-        sweep_bins: How many bins those were.
+        oe_em_weighted: ``oe_em`` weighted by confidence.
+        ece_sweep: ECE with as many equal-mass bins as keep the accuracy monotone.
+        oe_sweep: Over-confidence error with the same bins.
+        oe_sweep_weighted: ``oe_sweep`` weighted by confidence.
+        sweep_bins: Number of these bins.
         ece_debias: Debiased squared calibration error (not a root, may be negative).
-        mce: Largest gap of an equal-width bin.
+        mce: Largest gap of any equal-width bin.
         brier: Mean squared error of the probability (summed over classes for K classes).
         nll: Negative log-likelihood with probabilities clipped at 1e-7.
         accuracy: Share of correct pixels.
         mean_confidence: Mean probability of the winning class.
-        ece_image_mean: Mean over images of their own ECE.
-        ece_boundary_5: ECE within 5 pixels of a boundary of the truth.
-        ece_boundary_15: ECE within 15 pixels.
+        ece_image_mean: Mean of the per-image ECEs.
+        ece_boundary_5: ECE within 5 pixels of a boundary in the mask.
+        ece_boundary_15: ECE within 15 pixels of it.
         ece_foreground: ECE of the foreground probability against the mask (binary and multi-label).
         sce: Static (class-wise, equal-width) calibration error.
         ace: Adaptive (class-wise, equal-mass) calibration error.
-        auroc_error: How well low confidence finds wrong pixels.
+        auroc_error: AUROC of low confidence as a detector of wrong pixels.
         aurc: Area under the risk-coverage curve.
         images: Number of images counted.
         pixels: Number of valid pixels counted.
@@ -244,7 +245,7 @@ class CalibrationResult:
         reliability_foreground: Equal-width curve of the foreground probability (binary and multi-label).
         classwise: Equal-width curve of every class.
         rows: Per-image table that the intervals resample.
-        sketch: What was counted; it goes on counting with the meter.
+        sketch: The counts themselves, shared with the meter: later updates change them.
     """
 
     ece_ew: float
@@ -281,19 +282,19 @@ class CalibrationResult:
     sketch: Sketch = field(repr=False, metadata={"scalar": False})
 
     @classmethod
-    def of(cls, sketch: Sketch) -> CalibrationResult:
+    def from_sketch(cls, sketch: Sketch) -> CalibrationResult:
         """Compute every figure of a sketch."""
         invalid = int(sketch.tables["invalid"])
         if invalid:
             raise ValueError(
-                f"{invalid} pixels with probabilities outside [0, 1] or NaN, or with labels that are no class"
+                f"{invalid} pixels with probabilities outside [0, 1] or NaN, or with labels that are not a class"
             )
         image_rows = sketch.image_rows()
         rows = with_image_ece(image_rows)
         if len(rows) == 0:
             raise ValueError("nothing to measure: no valid pixel has been counted")
         pooled = {name: float(value) for name, value in figures(rows.sum(axis=0)).items()}
-        top = Atoms.sorted(*sketch.top_atoms())
+        top = Atoms.from_counts(*sketch.top_atoms())
         width, mass, swept = equal_width_curve(sketch), equal_mass(top, sketch.bins), sweep(top)
         classwise = classwise_curves(sketch)
         foreground = _foreground_curve(sketch, classwise)
@@ -335,16 +336,16 @@ class CalibrationResult:
 
     @cached_property
     def ci(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals by resampling images."""
+        """95 % intervals by name, from resampled images."""
         return intervals(self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name, and their intervals under ``ci``."""
+        """Return the figures by name, and their intervals under ``ci``."""
         scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("scalar", True)}
         return {**scalars, "ci": {name: list(pair) for name, pair in self.ci.items()}}
 
     def image_points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean confidence and accuracy of every image: the points of the paper's joint density plot."""
+        """Return the mean confidence and the accuracy of every image: the points of the paper's joint density plot."""
         rows = self.rows[self.rows[:, 0] > 0]
         column = ROW_SCALARS.index
         return rows[:, column("confidence")] / rows[:, 0], rows[:, column("correct")] / rows[:, 0]
@@ -358,7 +359,7 @@ def calibration_errors(
     multilabel: bool = False,
     ignore_index: int | None = None,
 ) -> CalibrationResult:
-    """Every calibration figure in one call; arguments as for ``CalibrationMeter``.
+    """Compute every calibration figure in one call; the arguments are those of ``CalibrationMeter``.
 
     Examples:
         >>> result = calibration_errors(np.array([0.9, 0.8, 0.2, 0.6]), np.array([1, 1, 0, 0]))
@@ -370,24 +371,24 @@ def calibration_errors(
     return meter.compute()
 
 
-def _tensor(values: Tensor | NDArray[Any]) -> Tensor:
-    # through NumPy, for which a list's numbers are float64
+def _to_tensor(values: Tensor | NDArray[Any]) -> Tensor:
+    # Through NumPy, which reads the numbers of a list as float64.
     return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
 def equal_width_curve(sketch: Sketch) -> ReliabilityCurve:
-    """Reliability of the winning class in equal-width bins."""
+    """Return the reliability of the winning class in equal-width bins."""
     count, confidence, correct = sketch.counts("top")
     return _with_levels(count, confidence, correct, sketch.level_counts(), top_label=True)
 
 
 def classwise_curves(sketch: Sketch) -> list[ReliabilityCurve]:
-    """Reliability of every class's own probability in equal-width bins over [0, 1]."""
+    """Return the reliability of every class's own probability in equal-width bins over [0, 1]."""
     count, value, hits = sketch.counts("classes")
     if sketch.num_classes > 1:
         return [ReliabilityCurve.from_sums(*channel) for channel in zip(count, value, hits, strict=True)]
     levels = sketch.level_counts()
-    # the background's probability is the mirrored level of the opposite mask
+    # The background's probability is the mirrored level, its mask the inverted mask.
     by_class = (levels[::-1, ::-1], levels)
     return [_with_levels(count[k], value[k], hits[k], by_class[k], top_label=False) for k in range(2)]
 
@@ -415,7 +416,7 @@ def _with_levels(
     levels: NDArray[np.int64],
     top_label: bool,
 ) -> ReliabilityCurve:
-    """Join float counts and the level histogram (2, 65536) of integer maps; levels are binned by integer arithmetic."""
+    """Add the level histogram (2, 65536) of integer maps to the counts of float maps, binned by integer arithmetic."""
     bins = len(count)
     level = np.flatnonzero(levels.any(axis=0))
     background, foreground = levels[:, level]
@@ -433,8 +434,8 @@ def _with_levels(
 
 def _adaptive_calibration_error(sketch: Sketch) -> float:
     if sketch.num_classes == 1:
-        foreground = Atoms.sorted(*sketch.class_atoms(0))
-        atoms = [foreground.mirrored(), foreground]
+        foreground = Atoms.from_counts(*sketch.class_atoms(0))
+        atoms = [foreground.mirror(), foreground]
     else:
-        atoms = [Atoms.sorted(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
+        atoms = [Atoms.from_counts(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
     return float(np.mean([np.abs(equal_mass(a, sketch.bins).gap).mean() for a in atoms]))

@@ -1,4 +1,4 @@
-"""Reliability curves and what follows from them: pure functions of counted (confidence, outcome) pairs, in float64."""
+"""Reliability curves and the figures that follow from them: pure functions of counted (confidence, outcome) pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MONOTONE_TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class ReliabilityCurve:
-    """Bins of predictions: how many, how confident on average, how often right. Every binned figure comes from it.
+    """Count, mean confidence and accuracy of binned predictions; every binned figure follows from them.
 
     Attributes:
         count: Predictions in each bin.
@@ -33,7 +33,7 @@ class ReliabilityCurve:
     def from_sums(
         cls, count: NDArray[np.generic], confidence: Floats, correct: NDArray[np.generic]
     ) -> ReliabilityCurve:
-        """Build from sums instead of means."""
+        """Build a curve from sums instead of means."""
         n = np.asarray(count, dtype=np.float64)
         safe = np.where(n > 0, n, 1.0)
         return cls(n, confidence / safe, np.asarray(correct, dtype=np.float64) / safe)
@@ -69,7 +69,7 @@ class ReliabilityCurve:
 
     @property
     def mce(self) -> float:
-        """Maximum calibration error over the bins that hold something."""
+        """Maximum calibration error over the non-empty bins."""
         return float(np.abs(self.gap)[self.count > 0].max())
 
     @property
@@ -82,15 +82,15 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True)
 class Atoms:
-    """Distinct values in rising order, each with its pixels and how many of them had outcome 1."""
+    """Distinct values in rising order, each with the number of its pixels and of those with outcome 1."""
 
     value: Floats
     count: Ints
     hits: Ints
 
     @classmethod
-    def sorted(cls, value: Floats, count: Ints, hits: Ints) -> Atoms:
-        """Sort and merge equal values, so that no result depends on the order of pixels."""
+    def from_counts(cls, value: Floats, count: Ints, hits: Ints) -> Atoms:
+        """Sort the values and merge equal ones, so that no result depends on the order of pixels."""
         order = np.argsort(value)
         value = value[order]
         first = np.flatnonzero(np.concatenate([[True], value[1:] != value[:-1]]))
@@ -101,23 +101,23 @@ class Atoms:
         """Number of pixels."""
         return int(self.count.sum())
 
-    def mirrored(self) -> Atoms:
-        """The same pixels seen from the other class: 1 - value, and the opposite outcome."""
-        return Atoms.sorted(1.0 - self.value, self.count, self.count - self.hits)
+    def mirror(self) -> Atoms:
+        """Return the pixels as seen from the other class: 1 - value and the opposite outcome."""
+        return Atoms.from_counts(1.0 - self.value, self.count, self.count - self.hits)
 
 
 def equal_mass(atoms: Atoms, bins: int) -> ReliabilityCurve:
-    """Split the sorted pixels into groups whose sizes differ by at most one; a tied group is shared out evenly.
+    """Split the sorted pixels into bins whose sizes differ by at most one; spread ties evenly over the bins they span.
 
     Args:
         atoms: Counted values.
-        bins: Groups; no more than there are pixels are made.
+        bins: Number of bins, reduced to the number of pixels if that is smaller.
     """
     return _equal_mass(atoms, bins, *_cumulative(atoms))
 
 
 def sweep(atoms: Atoms) -> ReliabilityCurve:
-    """Equal-mass bins, as many as keep the accuracy non-decreasing from bin to bin (Roelofs 2022)."""
+    """Return equal-mass bins, as many as keep the accuracy non-decreasing from bin to bin (Roelofs 2022)."""
     sums = _cumulative(atoms)
     best = _equal_mass(atoms, 1, *sums)
     for bins in range(2, min(SWEEP_MAX_BINS, atoms.total) + 1):
@@ -129,7 +129,7 @@ def sweep(atoms: Atoms) -> ReliabilityCurve:
 
 
 def error_auroc(atoms: Atoms) -> float:
-    """How well low confidence finds wrong pixels: Mann-Whitney with ties 1/2; NaN without both kinds."""
+    """Return the AUROC of low confidence as a detector of wrong pixels; NaN unless right and wrong pixels occur."""
     wrong = (atoms.count - atoms.hits).astype(np.float64)
     right = atoms.hits.astype(np.float64)
     if wrong.sum() == 0 or right.sum() == 0:
@@ -139,9 +139,9 @@ def error_auroc(atoms: Atoms) -> float:
 
 
 def aurc(atoms: Atoms) -> float:
-    """Area under the risk-coverage curve: the error among the k most confident pixels, averaged over k.
+    """Return the area under the risk-coverage curve: the error among the k most confident pixels, averaged over k.
 
-    Inside a tied group errors are spread evenly, which gives a closed form in harmonic numbers.
+    Errors are spread evenly over tied pixels, which gives a closed form in harmonic numbers.
     """
     count = atoms.count[::-1].astype(np.float64)
     wrong = (atoms.count - atoms.hits)[::-1].astype(np.float64)
@@ -152,7 +152,7 @@ def aurc(atoms: Atoms) -> float:
 
 
 def _cumulative(atoms: Atoms) -> tuple[Floats, Floats, Floats]:
-    """Positions between atoms and the sums of value and outcome up to them."""
+    """Return the numbers of pixels up to the ends of the atoms, and the sums of value and outcome up to there."""
     position = np.concatenate([[0.0], np.cumsum(atoms.count, dtype=np.float64)])
     value = np.concatenate([[0.0], np.cumsum(atoms.value * atoms.count)])
     hits = np.concatenate([[0.0], np.cumsum(atoms.hits, dtype=np.float64)])
@@ -163,6 +163,6 @@ def _equal_mass(atoms: Atoms, bins: int, position: Floats, value: Floats, hits: 
     bins = min(bins, atoms.total)
     size, extra = divmod(atoms.total, bins)
     edges = np.concatenate([[0], np.cumsum(size + (np.arange(bins) < extra))]).astype(np.float64)
-    # linear interpolation inside an atom is the even sharing of a tied group
+    # Linear interpolation inside an atom spreads its ties evenly.
     sums = np.interp(edges, position, value), np.interp(edges, position, hits)
     return ReliabilityCurve.from_sums(np.diff(edges), np.diff(sums[0]), np.diff(sums[1]))

@@ -15,9 +15,9 @@ _LOW_BITS = 40
 
 
 class ExactSums:
-    """Named arrays added up as integers: a float counts as the nearest multiple of 2^-60, sums may reach 2^42.
+    """Sums of named arrays, kept as integers: floats are rounded to multiples of 2^-60, and sums may reach 2^42.
 
-    Float addition rounds, so a sum of parts depends on how the whole was parted; integer addition does not.
+    Float addition rounds, so its result depends on how the terms are grouped; that of integer addition does not.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class ExactSums:
             self._add(name, _limbs(value) if np.issubdtype(value.dtype, np.floating) else value)
 
     def merge(self, other: ExactSums) -> None:
-        """Add what another one has summed."""
+        """Add the sums of another instance."""
         for name, value in other._sums.items():
             self._add(name, value)
 
     def values(self) -> dict[str, Array]:
-        """The sums, as they were given: ints or floats."""
-        return {name: _value(*one) if isinstance(one, tuple) else one for name, one in self._sums.items()}
+        """Return the sums in the type of their terms, ints or floats."""
+        return {name: _float(*value) if isinstance(value, tuple) else value for name, value in self._sums.items()}
 
     def _add(self, name: str, value: tuple[Array, Array] | Array) -> None:
         old = self._sums.get(name)
@@ -47,7 +47,7 @@ class ExactSums:
         elif old is None:
             self._sums[name] = value
         else:
-            raise ValueError(f"{name}: found ints and floats; expected one of them")
+            raise ValueError(f"{name}: found ints and floats; expected one type only")
 
 
 def _limbs(value: Array) -> tuple[Array, Array]:
@@ -57,5 +57,5 @@ def _limbs(value: Array) -> tuple[Array, Array]:
     return high.astype(np.int64) + (low >> _LOW_BITS), low & ((1 << _LOW_BITS) - 1)
 
 
-def _value(high: Array, low: Array) -> Array:
+def _float(high: Array, low: Array) -> Array:
     return np.asarray((high + low / 2.0**_LOW_BITS) / _HIGH)

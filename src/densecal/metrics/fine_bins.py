@@ -1,8 +1,8 @@
-"""Integer tables of values in [0, 1]: pixels and exact sums by bin, and the fine bins that stand for pixels.
+"""Integer tables of values in [0, 1]: pixels and exact sums by bin, and the fine bins that replace single pixels.
 
-A sum is kept in two integers, limbs of 26 and 27 bits a value, so it neither saturates (float32 stops counting at
-2**24) nor depends on the order of additions. Fine bins have a fixed relative width on both sides of 0.5, because the
-values of a segmentation model crowd at 0 and 1.
+A sum is kept as two integers, which take 26 and 27 bits of every value. It neither saturates (float32 stops counting
+at 2**24) nor depends on the order of additions. Fine bins have a fixed relative width on both sides of 0.5, because
+the values of a segmentation model crowd at 0 and 1.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Ints = NDArray[np.int64]
 
 
 def tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, size: int) -> Tensor:
-    """For every index: pixels with outcome 0, with outcome 1, and the two limbs of the sum of values; (size, 4)."""
+    """Count the pixels with outcome 0 and 1 per index, and sum their values as two limbs; return (size, 4)."""
     scaled = value.flatten() * _HIGH
     high = scaled.floor()
     low = ((scaled - high) * _LOW).round()
     key = index.flatten()
-    if keep is not None:  # void pixels go to a slot that is cut off
+    if keep is not None:  # void pixels go to an extra slot, which is cut off below
         key = torch.where(keep.flatten(), key, size)
     both = _bincount(key * 2 + outcome.flatten(), None, 2 * size + 2).view(-1, 2)
     limbs = torch.stack([_bincount(key, high, size + 1), _bincount(key, low, size + 1)], dim=1)
@@ -38,7 +38,7 @@ def tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, si
 
 
 def fine_tally(value: Tensor, outcome: Tensor, steps: int) -> Tensor:
-    """``tally`` by the fine bin of every value."""
+    """Apply ``tally`` to the fine bins of the values."""
     index, size = fine_index(value, steps), fine_size(steps)
     counting = kernels(value.device)
     if counting is None:
@@ -48,7 +48,7 @@ def fine_tally(value: Tensor, outcome: Tensor, steps: int) -> Tensor:
 
 
 def histograms(index: Tensor, size: int) -> Tensor:
-    """How often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
+    """Count how often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
     counting = kernels(index.device)
     if counting is None:
         row = torch.arange(len(index), device=index.device)[:, None] * size
@@ -59,52 +59,52 @@ def histograms(index: Tensor, size: int) -> Tensor:
 
 @functools.cache
 def kernels(device: torch.device) -> ModuleType | None:
-    """The kernels that count on a CUDA device, where they count as PyTorch does."""
-    return counting_kernels(device, _agree)
+    """Return the kernels that count on a CUDA device, or None where they are missing or differ from PyTorch."""
+    return counting_kernels(device, _agrees)
 
 
-def _agree(counting: ModuleType, device: torch.device) -> bool:
-    """Whether the kernels count some made-up images as PyTorch does, in every way they are used."""
+def _agrees(counting: ModuleType, device: torch.device) -> bool:
+    """Return whether the kernels count random images as PyTorch does, in every way they are used."""
     random = torch.Generator().manual_seed(0)
     value = torch.randn(3, 2500, dtype=torch.float64, generator=random).mul(20.0).sigmoid()
     label = torch.randint(0, 2, value.shape, generator=random)
-    some = torch.rand(value.shape, generator=random) < 0.7
+    most = torch.rand(value.shape, generator=random) < 0.7
     image = torch.arange(len(value))[:, None] * 10
     views = [
         (torch.maximum(value, 1 - value), (value > 0.5) == (label == 1)),
         (1 - value, label == 0),
         (value, label == 1),
     ]
-    cells = [image + (v * 10).to(torch.int64).clamp_(max=9) for v, _ in views]
-    found, wanted = [], []
-    for valid in (None, some):
+    indices = [image + (v * 10).to(torch.int64).clamp_(max=9) for v, _ in views]
+    actual, expected = [], []
+    for valid in (None, most):
         on_device = None if valid is None else valid.to(device)
-        found.append(counting.small_tables(value.to(device), label.to(device), on_device, 10))
-        tables = [tally(cell, v, hit, valid, 30) for cell, (v, hit) in zip(cells, views, strict=True)]
-        wanted.append(torch.stack([table.view(3, 10, 4) for table in tables], dim=1))
+        actual.append(counting.small_tables(value.to(device), label.to(device), on_device, 10))
+        tables = [tally(index, v, hit, valid, 30) for index, (v, hit) in zip(indices, views, strict=True)]
+        expected.append(torch.stack([table.view(3, 10, 4) for table in tables], dim=1))
     flat, hit, index, size = value.flatten(), label.flatten() == 1, fine_index(value.flatten(), 10), fine_size(10)
-    found.append(counting.fine_table(flat.to(device), index.to(device), hit.to(device), size))
-    wanted.append(tally(index, flat, hit, None, size))
+    actual.append(counting.fine_table(flat.to(device), index.to(device), hit.to(device), size))
+    expected.append(tally(index, flat, hit, None, size))
     for size in (101, 512):
-        cell = (value * (size - 1)).to(torch.int64)
-        found.append(counting.histograms(cell.to(device), size))
-        wanted.append(torch.stack([torch.bincount(row, minlength=size) for row in cell]))
-    return all(torch.equal(one.cpu(), other) for one, other in zip(found, wanted, strict=True))
+        index = (value * (size - 1)).to(torch.int64)
+        actual.append(counting.histograms(index.to(device), size))
+        expected.append(torch.stack([torch.bincount(row, minlength=size) for row in index]))
+    return all(torch.equal(table.cpu(), other) for table, other in zip(actual, expected, strict=True))
 
 
 def limbs_to_float(limbs: Tensor) -> Tensor:
-    """The sums kept in two integers (..., 2)."""
+    """Return the sums that are kept as two integers (..., 2)."""
     high, low = limbs.to(torch.float64).unbind(-1)
     return (high + low / _LOW) / _HIGH
 
 
 def fine_size(steps: int) -> int:
-    """Number of fine bins on both sides of 0.5."""
+    """Return the number of fine bins, those on both sides of 0.5 together."""
     return 2 * ((_OCTAVES << steps) + 2)
 
 
 def fine_index(value: Tensor, steps: int) -> Tensor:
-    """Fine bin of a float64 value, rising with it.
+    """Return the index of the fine bin of every float64 value; it rises with the value.
 
     The distance e to the nearer of 0 and 1 is binned by the leading bits of its floating-point form: 2**steps bins
     in every octave from 2**-40 to 2**-1, one below, one for e = 0.5.
@@ -118,16 +118,16 @@ def fine_index(value: Tensor, steps: int) -> Tensor:
 
 
 def fine_atoms(table: Tensor) -> tuple[Floats, Ints, Ints]:
-    """Mean value, pixels and outcomes 1 of the fine bins (size, 4) that hold something."""
+    """Return mean value, pixels and pixels with outcome 1 of the non-empty fine bins of a table (size, 4)."""
     pixels = table[:, 0] + table[:, 1]
     present = pixels > 0
-    held, pixels = table[present].cpu(), pixels[present].cpu()
-    return (limbs_to_float(held[:, 2:]) / pixels).numpy(), pixels.numpy(), held[:, 1].numpy()
+    table, pixels = table[present].cpu(), pixels[present].cpu()
+    return (limbs_to_float(table[:, 2:]) / pixels).numpy(), pixels.numpy(), table[:, 1].numpy()
 
 
 def _bincount(index: Tensor, weights: Tensor | None, size: int) -> Tensor:
-    """int64 histogram; integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
-    if index.device.type == "cpu":  # numpy's is twice as fast as torch's here
+    """Return an int64 histogram. Integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
+    if index.device.type == "cpu":  # NumPy's bincount is twice as fast as torch's here
         array = np.bincount(index.numpy(), None if weights is None else weights.numpy(), size)
         return torch.from_numpy(array).to(torch.int64)
     return torch.bincount(index, weights, size).to(torch.int64)

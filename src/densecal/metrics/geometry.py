@@ -1,4 +1,4 @@
-"""Distances in the pixel grid: to the nearest boundary, to the nearest object, and to which of its pixels."""
+"""Distances in the pixel grid: to the nearest boundary and to the nearest object, and which pixel is the nearest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 
 MAX_LIMIT = 180
-"""The largest distance whose square and that of the next one add up within 16 bits."""
+"""The largest distance d for which d**2 + (d + 1)**2 fits into 16 bits."""
 
 
 def boundary_distance_squared(
@@ -18,7 +18,7 @@ def boundary_distance_squared(
     limit: int,
     valid: Mask | None = None,
 ) -> NDArray[np.uint16]:
-    """Squared Euclidean distance of every pixel to the nearest valid pixel with another label.
+    """Return the squared Euclidean distance of every pixel to the nearest valid pixel with another label.
 
     Args:
         labels: (H, W) class map, boolean or integer.
@@ -26,21 +26,21 @@ def boundary_distance_squared(
         valid: (H, W) False on void pixels. A void pixel bounds no class, and its own value is above ``limit**2``.
 
     Returns:
-        (H, W) squared distances, exact where they are at most ``limit**2`` and above that elsewhere; the band of
-        width d is ``result <= d * d``.
+        (H, W) squared distances, exact up to ``limit**2`` and larger than that elsewhere. The band of width d is
+        ``result <= d * d``.
     """
     _check_map(labels, "labels")
     _check_limit(limit)
     if valid is not None and (valid.shape != labels.shape or valid.dtype != bool):
-        raise ValueError(f"valid: found {valid.dtype} of shape {valid.shape}; expected bool of {labels.shape}")
+        raise ValueError(f"valid: found {valid.dtype} of shape {valid.shape}; expected bool of shape {labels.shape}")
     result = np.zeros(labels.shape, dtype=np.uint16)
     for label in _labels_present(labels if valid is None else labels[valid]):
         inside = labels == label
-        # Only this class asks, so nothing farther than `limit` from its bounding box can matter.
+        # Distances are wanted for this class only, so nothing farther than `limit` from its bounding box matters.
         window = bounding_window(inside, margin=limit)
         outside = ~inside[window] if valid is None else ~inside[window] & valid[window]
         distance = distance_squared(outside, limit)
-        # A valid pixel is at distance 0 for every class but its own.
+        # Every class but its own gives a valid pixel the distance 0, so the maximum is that of its own class.
         np.maximum(result[window], distance, out=result[window])
     if valid is not None:
         result[~valid] = (limit + 1) ** 2
@@ -48,17 +48,17 @@ def boundary_distance_squared(
 
 
 def distance_squared(sources: Mask, limit: int) -> NDArray[np.uint16]:
-    """Squared Euclidean distance of every pixel to the nearest True pixel.
+    """Return the squared Euclidean distance of every pixel to the nearest True pixel.
 
     Two passes, as in Saito and Toriwaki (1994): distances g along one axis, then the minimum of g**2 + shift**2 along
-    the other. Every step is one operation on whole rows, which in 16 bits is faster than a scan pixel by pixel.
+    the other. Every step is one 16-bit operation on whole rows, which is faster than a scan pixel by pixel.
 
     Args:
         sources: (H, W) boolean map.
         limit: Largest distance of interest in pixels, 1 to 180.
 
     Returns:
-        (H, W) squared distances, exact where they are at most ``limit**2`` and above that elsewhere.
+        (H, W) squared distances, exact up to ``limit**2`` and larger than that elsewhere.
     """
     _check_map(sources, "sources")
     _check_limit(limit)
@@ -66,25 +66,25 @@ def distance_squared(sources: Mask, limit: int) -> NDArray[np.uint16]:
     if not sources.any():
         return np.full((height, width), (limit + 1) ** 2, dtype=np.uint16)
     rows, columns = bounding_window(sources, margin=0)
-    # The second pass shifts the rows that hold sources; transposed, the columns. The smaller block is cheaper.
+    # The second pass shifts the rows that hold sources, or the columns if transposed: the smaller block is cheaper.
     if (columns.stop - columns.start) * height < (rows.stop - rows.start) * width:
         return np.ascontiguousarray(_shifted_minimum(np.ascontiguousarray(sources.T), columns, limit).T)
     return _shifted_minimum(sources, rows, limit)
 
 
 def _shifted_minimum(sources: Mask, rows: slice, limit: int) -> NDArray[np.uint16]:
-    """Second pass: min over dy of dy**2 + g(y + dy)**2, where only ``rows`` hold sources."""
+    """Second pass: return the minimum over dy of dy**2 + g(y + dy)**2, where only ``rows`` hold sources."""
     first, last = rows.start, rows.stop
     height, width = sources.shape
-    # Sums of a squared distance and a squared shift stay within 16 bits.
+    # `far` keeps the sum of a squared distance and a squared shift within 16 bits.
     far = min(2 * limit, math.isqrt(65535 - limit * limit))
     g = _distance_along_columns(np.ascontiguousarray(sources[first:last].T), far)
-    # Flat arrays, because blocks of rows are then plain slices, which numpy handles fastest.
+    # In flat arrays, blocks of rows are plain slices, which NumPy handles fastest.
     shifted = (g * g).T.ravel()
     nearest = np.full(height * width, far * far, dtype=np.uint16)
     nearest[first * width : last * width] = shifted
     for dy in range(1, min(limit, height - 1) + 1):
-        # Looking for this costs as much as a step, so not at every step.
+        # This check costs as much as a step, so it is not made at every step.
         if dy % 16 == 0 and int(nearest.max()) <= dy * dy:
             break
         shifted += np.uint16(2 * dy - 1)
@@ -100,7 +100,7 @@ def _shifted_minimum(sources: Mask, rows: slice, limit: int) -> NDArray[np.uint1
 
 
 def _distance_along_columns(sources: Mask, far: int) -> NDArray[np.uint16]:
-    """First pass: distance to the nearest source of the same column, at most ``far``.
+    """First pass: return the distance to the nearest source of the same column, at most ``far``.
 
     Steps of 1, 2, 4, ... in both directions reach every distance up to ``far``.
     """
@@ -115,23 +115,23 @@ def _distance_along_columns(sources: Mask, far: int) -> NDArray[np.uint16]:
 
 
 def nearest_sources(sources: Mask, reach: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """For pixels close to a True pixel, which True pixel is the nearest.
+    """Return the nearest True pixel of every False pixel close to one.
 
-    Of several equally near ones it is the one with the lowest column, then the lowest row: the order in which
-    ``scipy.ndimage.distance_transform_edt`` finds them.
+    Of several equally near pixels it is the one with the lowest column, then the lowest row, as in
+    ``scipy.ndimage.distance_transform_edt``.
 
     Args:
         sources: (H, W) boolean map.
-        reach: Half width of a square window, 1 to 7: every False pixel with a True one in its window is listed.
+        reach: Half width of a square window, 1 to 7: every False pixel with a True pixel in its window is listed.
 
     Returns:
-        Flat indices of False pixels, and of the nearest True pixel of each.
+        Flat indices of the False pixels, and those of their nearest True pixels.
     """
     height, width = sources.shape
-    # A source in the corner of the window is at sqrt(2) * reach; the nearest one may then lie beside the window.
+    # A source in the corner of the window is sqrt(2) * reach away; a nearer one may lie outside the window.
     span = math.isqrt(2 * reach * reach)
     side = 2 * span + 1
-    # One integer holds (squared distance, column step, row step), so that a minimum also settles ties.
+    # One integer holds (squared distance, column step, row step), so that the minimum also breaks ties.
     unit = side * side
     far = np.uint16((2 * reach * reach + 1) * unit)
     padded = np.full((height + 2 * span, width + 2 * span), far, dtype=np.uint16)
@@ -141,7 +141,7 @@ def nearest_sources(sources: Mask, reach: int) -> tuple[NDArray[np.intp], NDArra
     for dy in range(-span, span + 1):
         np.add(padded[span + dy : span + dy + height], np.uint16(dy * dy * unit + dy + span), out=candidate)
         np.minimum(column, candidate, out=column)
-    # The padding between rows is as wide as the largest step, so rows cannot meet in the flat arrays.
+    # The padding between rows is as wide as the largest step, so rows do not mix in the flat arrays.
     best = np.full_like(column, far)
     inner = best.ravel()[span : best.size - span]
     flat, candidate = column.ravel(), candidate.ravel()[: inner.size]
@@ -156,7 +156,7 @@ def nearest_sources(sources: Mask, reach: int) -> tuple[NDArray[np.intp], NDArra
 
 
 def bounding_window(mask: Mask, margin: int) -> tuple[slice, slice]:
-    """Slices of the bounding box of the True pixels, of which there is at least one, widened by ``margin``."""
+    """Return the bounding box of the True pixels (at least one) as slices, widened by ``margin``."""
     window = []
     for axis in (0, 1):
         occupied = np.flatnonzero(mask.any(axis=1 - axis))

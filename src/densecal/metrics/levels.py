@@ -1,6 +1,6 @@
-"""Integer maps: everything about an 8- or 16-bit map follows from how often each level meets each mask value.
+"""Integer maps: every figure of an 8- or 16-bit map follows from the counts of (level, mask value) pairs.
 
-numpy alone, so that the worker processes of an evaluation need not load torch.
+NumPy alone, so that the worker processes of an evaluation need not load torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 def boundary_zones(labels: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
-    """Zone of every pixel (H, W): 0 within 5 pixels of another class, 1 within 15, 2 beyond."""
+    """Return the zone of every pixel (H, W): 0 within 5 pixels of another class, 1 within 15, 2 beyond."""
     squared = boundary_distance_squared(labels, BOUNDARY_DISTANCES[-1], valid)
     zones = np.zeros(squared.shape, np.uint8)
     for distance in BOUNDARY_DISTANCES:
@@ -35,7 +35,7 @@ def boundary_zones(labels: NDArray[Any], valid: NDArray[np.bool_] | None = None)
 
 
 def level_rows(counts: Ints, bins: int) -> Floats:
-    """Per-image rows of integer maps from their histograms (B, 2, L), by integer arithmetic."""
+    """Return the per-image rows of integer maps from their histograms (B, 2, L), by integer arithmetic."""
     top = counts.shape[2] - 1
     level = np.flatnonzero(counts.any(axis=(0, 1)))
     background, foreground = np.moveaxis(counts[:, :, level].astype(np.float64), 1, 0)
@@ -51,6 +51,6 @@ def level_rows(counts: Ints, bins: int) -> Floats:
     rows[:, 2] = pixels @ numerator / top
     rows[:, 3] = background @ p**2 + foreground @ (1.0 - p) ** 2
     rows[:, 4] = -(background @ np.log1p(-clipped) + foreground @ np.log(clipped))
-    # sums of integers, exact in float64 below 2**53; divided once, at the end
+    # Sums of integers are exact in float64 below 2**53; the only division comes last.
     rows[:, 5:] = (pixels * numerator - correct * top) @ (bin_[:, None] == np.arange(bins)).astype(np.float64) / top
     return rows

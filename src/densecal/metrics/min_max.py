@@ -1,4 +1,4 @@
-"""A map stretched to [0, 1], as PySODMetrics stretches every map before it scores it."""
+"""Min-max stretching of maps to [0, 1], which PySODMetrics applies to every map before scoring it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LEVELS = {np.dtype(np.uint8): 256, np.dtype(np.uint16): 65536}
 Floats = NDArray[np.float64]
 
 
-def stretched_map(prediction: NDArray[Any]) -> Floats:
-    """The map as float64, stretched to [0, 1] unless constant."""
+def stretch_map(prediction: NDArray[Any]) -> Floats:
+    """Return the map as float64, stretched to [0, 1] unless it is constant."""
     levels = LEVELS.get(prediction.dtype)
     if levels is None:
         values: Floats = np.array(prediction, dtype=np.float64, order="C")

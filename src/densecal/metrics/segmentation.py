@@ -1,4 +1,4 @@
-"""How well maps segment: F, E, S, weighted F and MAE by PySODMetrics' conventions, IoU, Dice and K-class mIoU."""
+"""Segmentation scores: F, E, S, weighted F and MAE by PySODMetrics' conventions, IoU, Dice and K-class mIoU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
-from densecal.metrics.min_max import LEVELS, stretched_map
-from densecal.metrics.structure import EPS, after_centroid, s_measure, weighted_f
+from densecal.metrics.min_max import LEVELS, stretch_map
+from densecal.metrics.structure import EPS, centroid_cut, s_measure, weighted_f
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,6 +21,7 @@ Mask = NDArray[np.bool_]
 
 THRESHOLDS = 256
 WAYS = 4
+PENDING_MAPS = 32
 BETA_SQUARED = 0.3
 BYTE_VALUES = np.arange(256) / 255
 CURVES = ("precision", "recall", "f_curve", "e_curve")
@@ -32,12 +33,12 @@ def count_levels(
     zones: NDArray[np.integer[Any]] | None = None,
     zone_count: int = 1,
 ) -> Ints:
-    """Joint histogram of an integer map and its mask: all that F, E, MAE, IoU and calibration need to know.
+    """Return the joint histogram of an integer map and its mask, from which F, E, MAE, IoU and calibration follow.
 
     Args:
         prediction: Map of L = 256 (uint8) or 65536 (uint16) levels.
         mask: Boolean, of the same shape.
-        zones: Which zone a pixel belongs to, 0 to ``zone_count - 1``; None puts all pixels into one.
+        zones: Zone of each pixel, 0 to ``zone_count - 1``; None puts all pixels into zone 0.
         zone_count: Number of zones.
 
     Returns:
@@ -58,9 +59,9 @@ def count_levels(
 def _count_chunk(prediction: NDArray[Any], mask: NDArray[Any], zones: NDArray[Any] | None, zone_count: int) -> Ints:
     levels = LEVELS[prediction.dtype]
     bins = zone_count * 2 * levels
-    # Most pixels share one bin, and each increment of it waits for the one before: neighbours count separately.
+    # Most pixels share one bin, where each increment waits for the one before. So neighbours have separate counters.
     ways = WAYS if bins * WAYS <= 65536 else 1
-    # Narrow keys: building them is bound by memory, and bincount widens them only once.
+    # Narrow keys: building them is bound by memory bandwidth, and bincount widens them only once.
     dtype = np.dtype(np.uint16 if bins <= 65536 else np.int64)
     key = np.multiply(mask, dtype.type(levels), dtype=dtype)
     key += prediction
@@ -93,7 +94,7 @@ class SegmentationResult:
     e_curve: Floats
 
     def as_dict(self) -> dict[str, float]:
-        """The scalars by name."""
+        """Return the scalars by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in CURVES}
 
 
@@ -107,36 +108,36 @@ class ConfusionResult:
     dice: float
 
     def as_dict(self) -> dict[str, float | list[float]]:
-        """The scores by name, ``iou`` as a list over classes."""
+        """Return the scores by name, ``iou`` as a list over classes."""
         return {"miou": self.miou, "iou": self.iou.tolist(), "accuracy": self.accuracy, "dice": self.dice}
 
 
 class _SumMeter:
-    """A meter that holds nothing but named sums."""
+    """A meter whose whole state is a set of named sums."""
 
     _sums: dict[str, NDArray[Any]]
 
-    def _settle(self) -> None:
-        """Add to the sums what is still waiting, if anything."""
+    def _flush(self) -> None:
+        """Add pending maps to the sums, if there are any."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Everything the meter holds, as arrays."""
-        self._settle()
+        """Return the whole state as arrays."""
+        self._flush()
         return {key: value.copy() for key, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over a state written by ``state_dict``."""
-        self._settle()
+        """Replace the state by one that ``state_dict`` returned."""
+        self._flush()
         for key, own in self._sums.items():
             if key not in state or np.shape(state[key]) != own.shape:
-                found = f"shape {np.shape(state[key])}" if key in state else "nothing"
-                raise ValueError(f"state[{key!r}]: found {found}; expected shape {own.shape}")
+                actual = f"shape {np.shape(state[key])}" if key in state else "nothing"
+                raise ValueError(f"state[{key!r}]: found {actual}; expected shape {own.shape}")
         self._sums = {key: np.array(state[key], dtype=own.dtype) for key, own in self._sums.items()}
 
     def merge(self, other: Self) -> None:
-        """Add what another meter of the same kind has seen."""
-        self._settle()
-        other._settle()
+        """Add the sums of another meter of the same kind."""
+        self._flush()
+        other._flush()
         for key, own in self._sums.items():
             if own.shape != other._sums[key].shape:
                 raise ValueError(f"merge: found {key} of shape {other._sums[key].shape}; expected {own.shape}")
@@ -145,26 +146,26 @@ class _SumMeter:
 
 
 class SegmentationMeter(_SumMeter):
-    """Sums the scores of one map after another in constant memory; meters of parts merge into that of the whole.
+    """Average the scores of any number of maps in constant memory; meters of parts merge into that of the whole.
 
-    Scores follow PySODMetrics 1.6.2: every map is stretched to [0, 1] first (unless constant). IoU and Dice take
-    the map as it is, foreground above one half, pixels of all images pooled. A map without pixels is left out.
+    Scores follow PySODMetrics 1.6.2: every map is stretched to [0, 1] first (unless constant). IoU and Dice use
+    the map as it is, with foreground above one half, over the pixels of all images. Maps without pixels do not count.
 
     Args:
-        full: Also measure S and weighted F, which need the pixels and not only their histogram.
+        full: Also compute S and weighted F, which need the pixels and not only their histogram.
     """
 
     def __init__(self, full: bool = True) -> None:
         self.full = full
         self._sums = {
-            "images": np.zeros(2, dtype=np.int64),  # through F, E, MAE; through S and weighted F
+            "images": np.zeros(2, dtype=np.int64),  # with F, E, MAE; with S and weighted F
             "curves": np.zeros((len(CURVES), THRESHOLDS)),
             "scores": np.zeros(3),  # adaptive F, adaptive E, MAE
             "structure": np.zeros(2),  # S, weighted F
             "pooled": np.zeros(3, dtype=np.int64),  # true positives, false positives, false negatives
         }
-        # Level counts of single maps and their adaptive thresholds: 32 at once take hardly longer than one.
-        self._waiting: list[tuple[Ints, float]] = []
+        # Level counts of single maps and their adaptive thresholds: adding 32 takes hardly longer than one.
+        self._pending: list[tuple[Ints, float]] = []
 
     def update(self, prediction: NDArray[Any], mask: Mask, counts: Ints | None = None) -> None:
         """Add one map.
@@ -172,7 +173,7 @@ class SegmentationMeter(_SumMeter):
         Args:
             prediction: uint8, uint16, or floats in [0, 1]; (H, W) for a ``full`` meter, else of any shape.
             mask: Boolean, of the same shape.
-            counts: (2, 256) of ``count_levels`` for a uint8 map, when the caller has them already.
+            counts: (2, 256) from ``count_levels`` for a uint8 map, if the caller has them already.
         """
         _check_pair(prediction, mask, rows=self.full)
         if mask.size == 0:
@@ -183,39 +184,31 @@ class SegmentationMeter(_SumMeter):
         quadrants = _count_quadrants(prediction, mask) if self.full else None
         if counts is None:
             counts = count_levels(prediction, mask)[0] if quadrants is None else quadrants.sum(axis=0)
-        self._waiting.append((counts, _tied_threshold(prediction, counts)))
-        if len(self._waiting) == 32:
-            self._settle()
+        self._pending.append((counts, _tied_threshold(prediction, counts)))
+        if len(self._pending) == PENDING_MAPS:
+            self._flush()
         if quadrants is not None:
-            self._add_structure(stretched_map(prediction), mask, quadrants)
+            self._add_structure(stretch_map(prediction), mask, quadrants)
 
     def update_levels(self, counts: Ints) -> None:
-        """Add B 8-bit maps at once, all scores but S and weighted F.
+        """Add B 8-bit maps at once to a meter that is not ``full``.
 
-        Where twice the mean of a map equals one of its levels, the level counts as above the adaptive threshold;
-        ``update`` sees the pixels and there rounds as PySODMetrics does.
+        Where twice the mean of a map equals one of its levels, that level counts as above the adaptive threshold.
+        ``update``, which sees the pixels, rounds as PySODMetrics does.
 
         Args:
-            counts: (B, 2, 256) from ``count_levels``, one zone a map.
+            counts: (B, 2, 256): per map the one zone of ``count_levels``.
         """
         if counts.ndim != 3 or counts.shape[1:] != (2, 256):
             raise ValueError(f"counts: found shape {counts.shape}; expected (maps, 2, 256)")
         counts = counts[counts.any(axis=(1, 2))]
         self._add_levels(counts, np.full(len(counts), np.nan))
 
-    def _settle(self) -> None:
-        if self._waiting:
-            counts, thresholds = zip(*self._waiting, strict=True)
-            self._waiting = []
+    def _flush(self) -> None:
+        if self._pending:
+            counts, thresholds = zip(*self._pending, strict=True)
+            self._pending = []
             self._add_levels(np.stack(counts), np.array(thresholds))
-
-    def update_structure(self, prediction: NDArray[Any], mask: Mask) -> None:
-        """Add S and weighted F of one map (H, W) whose other scores came through ``update_levels``."""
-        _check_pair(prediction, mask, rows=True)
-        if mask.size == 0:
-            return
-        quadrants = _count_quadrants(prediction, mask) if prediction.dtype == np.uint8 else None
-        self._add_structure(stretched_map(prediction), mask, quadrants)
 
     def _add_structure(self, stretched: Floats, mask: Mask, quadrants: Ints | None) -> None:
         moments = None if quadrants is None else _quadrant_moments(quadrants)
@@ -223,15 +216,15 @@ class SegmentationMeter(_SumMeter):
         self._sums["images"][1] += 1
 
     def _add_levels(self, counts: Ints, thresholds: Floats) -> None:
-        """Add B 8-bit maps (B, 2, 256) and their adaptive thresholds (B,), nan where they are to be found here."""
+        """Add B 8-bit maps (B, 2, 256) and their adaptive thresholds (B,), nan where they are to be computed here."""
         maps = len(counts)
-        values = _stretched_levels(counts.sum(axis=1))
+        values = _stretch_levels(counts.sum(axis=1))
         k = (values * 255).astype(np.intp) + THRESHOLDS * np.arange(2 * maps).reshape(2, maps, 1)
         pixels = counts.swapaxes(0, 1).astype(np.float64)
         size = pixels.sum(axis=(0, 2))
-        # A level equal to twice the mean shall count as above it, whatever the rounding.
-        found = np.minimum(2 * (pixels.sum(axis=0) * values).sum(axis=1) / size, 1) * (1 - 1e-12)
-        threshold = np.where(np.isnan(thresholds), found, thresholds)[:, None]
+        # Slightly less than twice the mean, so that a level equal to it counts as above it, whatever the rounding.
+        computed = np.minimum(2 * (pixels.sum(axis=0) * values).sum(axis=1) / size, 1) * (1 - 1e-12)
+        threshold = np.where(np.isnan(thresholds), computed, thresholds)[:, None]
         bins = np.bincount(k.ravel(), pixels.ravel(), k.size).astype(np.float64, copy=False).reshape(k.shape)
         adaptive = (pixels * (values >= threshold)).sum(axis=2)
         absolute = (pixels[0] * values + pixels[1] * (1 - values)).sum(axis=1) / size
@@ -240,7 +233,7 @@ class SegmentationMeter(_SumMeter):
 
     def _add_pixels(self, prediction: NDArray[Any], mask: Mask) -> None:
         """Add one 16-bit or float map."""
-        stretched = stretched_map(prediction)
+        stretched = stretch_map(prediction)
         threshold, half = min(2 * stretched.mean(), 1.0), 32767 if prediction.dtype == np.uint16 else 0.5
         levels = np.zeros((2, 1, THRESHOLDS), np.int64)
         above, foreground = np.zeros((2, 2), np.int64)  # background and foreground pixels
@@ -248,8 +241,8 @@ class SegmentationMeter(_SumMeter):
         for rows in row_chunks(mask.shape):
             values, truth = stretched[rows], mask[rows]
             levels += count_levels((values * 255).astype(np.uint8), truth).swapaxes(0, 1)
-            for total, chosen in ((above, values >= threshold), (foreground, prediction[rows] > half)):
-                total += np.count_nonzero(chosen & ~truth), np.count_nonzero(chosen & truth)
+            for total, selection in ((above, values >= threshold), (foreground, prediction[rows] > half)):
+                total += np.count_nonzero(selection & ~truth), np.count_nonzero(selection & truth)
             absolute += float(np.abs(values - truth).sum())
         mae = np.array([absolute / mask.size])
         self._add(levels.astype(np.float64), above[:, None].astype(np.float64), mae, *map(int, foreground[::-1]))
@@ -257,7 +250,7 @@ class SegmentationMeter(_SumMeter):
             self._add_structure(stretched, mask, None)
 
     def _add(self, bins: Floats, adaptive: Floats, absolute: Floats, tp: int, fp: int) -> None:
-        """Add B maps given by their pixels at each threshold (2, B, 256) and above the adaptive one (2, B)."""
+        """Add B maps, given their pixels at each threshold (2, B, 256) and above the adaptive threshold (2, B)."""
         above = np.concatenate([bins[..., ::-1].cumsum(axis=-1)[..., ::-1], adaptive[..., None]], axis=-1)
         precision, recall, f = f_measure(above)
         e = e_measure(above)
@@ -267,15 +260,15 @@ class SegmentationMeter(_SumMeter):
         self._sums["images"][0] += bins.shape[1]
 
     def compute(self) -> SegmentationResult:
-        """Scores of all maps so far; S and weighted F are nan without ``full``, IoU and Dice without foreground."""
-        self._settle()
+        """Return the scores of all maps so far: S and weighted F are nan without ``full``, IoU without foreground."""
+        self._flush()
         images, structure_images = (int(n) for n in self._sums["images"])
         if images == 0:
             raise ValueError("SegmentationMeter.compute: found no map; expected at least one")
         if self.full and structure_images != images:
             raise ValueError(
-                f"SegmentationMeter.compute: found {structure_images} maps with S and weighted F; "
-                f"expected {images}, one call of update_structure for every map of update_levels"
+                f"SegmentationMeter.compute: found {structure_images} maps with S and weighted F; expected {images}. "
+                "update_levels and states without them need SegmentationMeter(full=False)"
             )
         precision, recall, f, e = self._sums["curves"] / images
         f_adaptive, e_adaptive, mae = (float(score) for score in self._sums["scores"] / images)
@@ -301,7 +294,7 @@ class SegmentationMeter(_SumMeter):
 
 
 class ConfusionMeter(_SumMeter):
-    """Counts which of K classes was taken for which, over all pixels of all images.
+    """Count the pixels of every (true class, predicted class) pair over all images.
 
     Args:
         num_classes: K.
@@ -317,9 +310,9 @@ class ConfusionMeter(_SumMeter):
         labels: NDArray[np.integer[Any]],
         ignore_index: int | None = None,
     ) -> None:
-        """Add label maps of any equal shape; pixels whose true label is ``ignore_index`` do not count."""
+        """Add label maps of any shape; pixels whose true label is ``ignore_index`` do not count."""
         if predicted.shape != labels.shape:
-            raise ValueError(f"predicted: found shape {predicted.shape}; expected {labels.shape} as labels")
+            raise ValueError(f"predicted: found shape {predicted.shape}; expected {labels.shape}, as the labels")
         if ignore_index is not None:
             valid = labels != ignore_index
             predicted, labels = predicted[valid], labels[valid]
@@ -331,7 +324,7 @@ class ConfusionMeter(_SumMeter):
         self._sums["matrix"] += np.bincount(key, minlength=K * K).reshape(K, K)
 
     def compute(self) -> ConfusionResult:
-        """Scores over all pixels so far; nan where no pixel decides."""
+        """Return the scores over all pixels so far; nan where there are no pixels to decide."""
         matrix = self._sums["matrix"]
         hits = matrix.diagonal().astype(np.float64)
         either = matrix.sum(axis=0) + matrix.sum(axis=1)
@@ -349,8 +342,8 @@ class ConfusionMeter(_SumMeter):
         )
 
 
-def _stretched_levels(pixels: Ints) -> Floats:
-    """Values (B, 256) of the levels of 8-bit maps, stretched between the first and the last with pixels."""
+def _stretch_levels(pixels: Ints) -> Floats:
+    """Return the values (B, 256) of the levels of 8-bit maps, stretched from the lowest to the highest level in use."""
     occurs = pixels > 0
     low = BYTE_VALUES[occurs.argmax(axis=1)][:, None]
     span = BYTE_VALUES[255 - occurs[:, ::-1].argmax(axis=1)][:, None] - low
@@ -361,24 +354,24 @@ def _stretched_levels(pixels: Ints) -> Floats:
 
 
 def _tied_threshold(prediction: NDArray[np.uint8], counts: Ints) -> float:
-    """The adaptive threshold as PySODMetrics rounds it, if it is one of the map's levels; else nan.
+    """Return the adaptive threshold as PySODMetrics rounds it if it is one of the map's levels, else nan.
 
-    On which side of the threshold that level falls then hangs on the order of summation, which only pixels tell.
+    On which side of the threshold that level falls depends on the order of summation, which only the pixels show.
     """
     pixels = counts.sum(axis=0)
-    occurring = np.flatnonzero(pixels)
-    low, high, n = int(occurring[0]), int(occurring[-1]), int(pixels.sum())
+    present = np.flatnonzero(pixels)
+    low, high, n = int(present[0]), int(present[-1]), int(pixels.sum())
     level, rest = divmod(2 * (int(pixels @ np.arange(256)) - n * low), n)
     if rest or low + level >= high or not pixels[low + level]:
         return math.nan
-    return min(2 * float(stretched_map(prediction).mean()), 1.0)
+    return min(2 * float(stretch_map(prediction).mean()), 1.0)
 
 
 def f_measure(above: Floats) -> tuple[Floats, Floats, Floats]:
-    """Precision, recall and F (Achanta et al., Frequency-tuned salient region detection, CVPR 2009).
+    """Return precision, recall and F (Achanta et al., Frequency-tuned salient region detection, CVPR 2009).
 
     Args:
-        above: (2, B, T) background and foreground pixels at or above each threshold, of which the first takes all.
+        above: (2, B, T) background and foreground pixels at or above each threshold; all pixels at the first.
     """
     fp, tp = above
     precision = tp / np.maximum(tp + fp, 1)
@@ -389,7 +382,7 @@ def f_measure(above: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def e_measure(above: Floats) -> Floats:
-    """E-measure (Fan et al., Enhanced-alignment measure for binary foreground map evaluation, IJCAI 2018).
+    """Return the E-measure (Fan et al., Enhanced-alignment measure for binary foreground map evaluation, IJCAI 2018).
 
     Args:
         above: As for ``f_measure``.
@@ -408,15 +401,15 @@ def e_measure(above: Floats) -> Floats:
 
 
 def _count_quadrants(prediction: NDArray[np.uint8], mask: Mask) -> Ints:
-    """``count_levels`` of the four quadrants around the object's centroid: (4, 2, 256)."""
-    y, x = after_centroid(mask)
+    """Apply ``count_levels`` to the four quadrants around the object's centroid: (4, 2, 256)."""
+    y, x = centroid_cut(mask)
     below, right = np.arange(mask.shape[0]) >= y, np.arange(mask.shape[1]) >= x
     return count_levels(prediction, mask, np.add.outer(2 * below.view(np.uint8), right), 4)
 
 
 def _quadrant_moments(quadrants: Ints) -> Floats:
-    """Number, mean and sum of squared deviations of the stretched pixels counted by ``_count_quadrants``: (4, 2, 3)."""
-    values = _stretched_levels(quadrants.sum(axis=(0, 1))[None])[0]
+    """Return the moments (4, 2, 3) of the stretched pixels that ``_count_quadrants`` counted, as for ``s_measure``."""
+    values = _stretch_levels(quadrants.sum(axis=(0, 1))[None])[0]
     counts = quadrants.astype(np.float64)
     n = counts.sum(axis=2)
     mean = counts @ values / np.maximum(n, 1)
@@ -425,13 +418,13 @@ def _quadrant_moments(quadrants: Ints) -> Floats:
 
 
 def _check_pair(prediction: NDArray[Any], mask: Mask, rows: bool = False) -> None:
-    """Refuse what is not a map and its mask; with ``rows``, also what is not (H, W)."""
+    """Raise an error unless the arrays are a map and its mask; with ``rows``, both must be (H, W)."""
     if mask.dtype != bool:
         raise TypeError(f"mask: found {mask.dtype}; expected bool")
     if rows and mask.ndim != 2:
         raise ValueError(f"mask: found shape {mask.shape}; expected (height, width)")
     if prediction.shape != mask.shape:
-        raise ValueError(f"prediction: found shape {prediction.shape}; expected {mask.shape} as the mask")
+        raise ValueError(f"prediction: found shape {prediction.shape}; expected {mask.shape}, as the mask")
     if prediction.dtype in LEVELS or mask.size == 0:
         return
     if not np.issubdtype(prediction.dtype, np.floating):

@@ -1,6 +1,7 @@
 """The one-pass statistic behind every calibration figure: integer tables that merge exactly and never grow.
 
-A table holds, for bins of a value v in [0, 1], how many pixels had outcome 0 and 1 and the exact sum of v (`fine.py`).
+For every bin of a value v in [0, 1], a table holds the number of pixels with outcome 0 and with outcome 1, and the
+exact sum of v (`fine_bins.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from densecal.metrics.fine_bins import Floats, Ints, fine_atoms, fine_tally, ker
 from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
 
 EXACT_PIXELS = 1 << 20
-"""Float maps are kept pixel by pixel up to here, and summarised in fine bins beyond."""
+"""Up to this number, pixels of float maps are kept one by one; beyond it they are counted in fine bins."""
 
 _MAX_RAW_VALUES = 1 << 26
 _CHUNK, _CUDA_CHUNK = 1 << 21, 1 << 23
 _SLACK = 1e-6
-"""How far beyond 0 and 1 probabilities may lie: interpolating and averaging in float32 leaves 1.0000001."""
-# log2 of the fine bins an octave; K classes have K tables, so coarser ones
+"""How far probabilities may lie outside [0, 1]: interpolation and averaging in float32 can give 1.0000001."""
+# log2 of the fine bins per octave. K classes have K tables, so theirs are coarser.
 _STEPS_SIGMOID, _STEPS_SOFTMAX = 10, 7
 
 
 class Sketch:
-    """Everything that has to be remembered of the pixels seen so far.
+    """Everything that calibration figures need to know of the pixels seen so far.
 
     Args:
         bins: Equal-width bins whose figures must be exact.
@@ -43,7 +44,7 @@ class Sketch:
             raise ValueError(f"num_classes is {num_classes}; expected 1 for binary maps or K >= 2")
         self.bins, self.num_classes, self.boundary = bins, num_classes, boundary
         self.softmax = num_classes > 1 and not multilabel
-        # Class-wise tables: background and foreground of a binary map, else one a channel.
+        # Class-wise tables: background and foreground of a binary map, else one per channel.
         self.channels = 2 if num_classes == 1 else num_classes
         self._steps = _STEPS_SOFTMAX if self.softmax else _STEPS_SIGMOID
         bands = len(BOUNDARY_DISTANCES)
@@ -51,7 +52,7 @@ class Sketch:
             "top": torch.zeros(bins, 4, dtype=torch.int64),
             "bands": torch.zeros(bands, bins, 4, dtype=torch.int64),
             "classes": torch.zeros(self.channels, bins, 4, dtype=torch.int64),
-            # zone of the boundary distance, mask, 16-bit level
+            # boundary zone, mask value, 16-bit level
             "levels": torch.zeros(bands + 1, 2, MAX_LEVEL + 1, dtype=torch.int64),
             "invalid": torch.zeros((), dtype=torch.int64),
         }
@@ -69,24 +70,24 @@ class Sketch:
         zones: Tensor | None = None,
         logits: bool = False,
     ) -> None:
-        """Count a batch of float probabilities, in float64, a part of the pixels at a time.
+        """Count a batch of float probabilities, in float64, chunk by chunk.
 
         Args:
             values: Probabilities (B, C, P), C channels of P pixels.
             labels: (B, P) class indices for a softmax, else (B, C, P) zeros and ones.
             valid: bool (B, P), False at void pixels.
             zones: (B, P) 0 and 1 in the boundary bands, 2 beyond.
-            logits: The values are logits; their sigmoid or softmax counts.
+            logits: Whether the values are logits, whose sigmoid or softmax is counted.
         """
         batch, channels, pixels = values.shape
-        # small chunks take little memory; a GPU wants large ones
+        # Small chunks save memory; a GPU is only busy with large ones.
         if values.device.type == "cpu":
             chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels))
         else:
             chunk = max(_CHUNK, _CUDA_CHUNK // channels)
         images = max(1, chunk // max(pixels, 1))
-        if values.device.type == "cpu":  # elsewhere a look would wait for the device: `compute` tells
-            _refuse_bad(values, valid, logits, chunk)
+        if values.device.type == "cpu":  # elsewhere the check would stall the device: `compute` raises instead
+            _check_values(values, valid, logits, chunk)
         for first in range(0, batch, images):
             group = slice(first, first + images)
             table = torch.zeros(min(images, batch - first), self.bins, 4, dtype=torch.int64, device=values.device)
@@ -94,7 +95,7 @@ class Sketch:
             for start in range(0, pixels, chunk):
                 part = slice(start, start + chunk)
                 self._count(
-                    self._squashed(values[group, :, part].to(torch.float64), logits),
+                    self._to_probabilities(values[group, :, part].to(torch.float64), logits),
                     labels[group, ..., part].to(torch.int64),
                     None if valid is None else valid[group, part],
                     None if zones is None else zones[group, part].to(torch.int64),
@@ -104,7 +105,7 @@ class Sketch:
             self._add("top", table.sum(0))
             self.rows.append(_rows(table, scores))
 
-    def _squashed(self, values: Tensor, logits: bool) -> Tensor:
+    def _to_probabilities(self, values: Tensor, logits: bool) -> Tensor:
         if not logits:
             return values
         return values.softmax(dim=1) if self.softmax else values.sigmoid()
@@ -118,14 +119,14 @@ class Sketch:
         table: Tensor,
         scores: Tensor,
     ) -> None:
-        """Add a part of a group of images to the tables; ``table`` and ``scores`` are the group's own sums."""
+        """Add a chunk of a group of images to the tables, and to ``table`` and ``scores``, the sums of the group."""
         group, _, pixels = values.shape
         device = values.device
-        bad = _outside(values)
+        bad = _out_of_range(values)
         self.add_invalid(bad if valid is None else bad & valid[:, None])
         values = values.nan_to_num(0.0).clamp(0.0, 1.0)
         scores += _scores(values, labels, self.softmax, valid)
-        self._remember(values, labels, valid)
+        self._store(values, labels, valid)
         counting = kernels(device) if self.num_classes == 1 else None
         if counting is not None and zones is None:
             tables = counting.small_tables(values[:, 0], labels[:, 0], valid, self.bins)
@@ -146,19 +147,19 @@ class Sketch:
         self._add("classes", classes)
 
     def add_invalid(self, bad: Tensor) -> None:
-        """Count values that should not be; with any of them there is no result."""
+        """Count invalid pixels; if there are any, no result can be computed."""
         self._add("invalid", bad.sum())
 
     def _count_bands(
         self, zones: Tensor, bin_: Tensor, confidence: Tensor, correct: Tensor, keep: Tensor | None
     ) -> None:
-        """Zones are nested: a pixel of zone 0 lies in every band."""
+        """Count the pixels of each boundary band; a pixel of zone 0 lies in every band."""
         size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
         by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).view(-1, self.bins, 4)
         self._add("bands", by_zone.cumsum(0)[:-1])
 
     def _channel_outcomes(self, values: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For every class its probability and whether the pixel is of that class, (B, P) each."""
+        """Yield each class with its probabilities and whether a pixel is of that class, (B, P) each."""
         if self.num_classes == 1:
             yield 0, 1.0 - values[:, 0], labels[:, 0] == 0
             yield 1, values[:, 0], labels[:, 0] == 1
@@ -167,23 +168,23 @@ class Sketch:
             outcome = labels == channel if self.softmax else labels[:, channel] == 1
             yield channel, values[:, channel], outcome
 
-    def _remember(self, values: Tensor, labels: Tensor, valid: Tensor | None) -> None:
-        """Keep the pixels themselves while they are few, their fine bins otherwise."""
+    def _store(self, values: Tensor, labels: Tensor, valid: Tensor | None) -> None:
+        """Keep the valid pixels; count them in fine bins once there are too many."""
         flat = values.transpose(0, 1).flatten(1)
         outcomes = labels.flatten()[None] if self.softmax else labels.transpose(0, 1).flatten(1)
         outcomes = outcomes.to(torch.int16)
         if valid is not None:
-            kept = valid.flatten()
-            flat, outcomes = flat[:, kept], outcomes[:, kept]
+            keep = valid.flatten()
+            flat, outcomes = flat[:, keep], outcomes[:, keep]
         self.raw.append((flat, outcomes))
         self._raw_pixels += flat.shape[1]
-        self._fold_if_large()
+        self._bin_if_large()
 
-    def _fold_if_large(self) -> None:
-        if self.folded or self._raw_pixels > min(EXACT_PIXELS, _MAX_RAW_VALUES // self.num_classes):
-            self.fold()
+    def _bin_if_large(self) -> None:
+        if self.is_binned or self._raw_pixels > min(EXACT_PIXELS, _MAX_RAW_VALUES // self.num_classes):
+            self.bin_pixels()
 
-    def _fold(self, values: Tensor, outcomes: Tensor) -> None:
+    def _add_to_fine_bins(self, values: Tensor, outcomes: Tensor) -> None:
         fine = []
         for channel, value in enumerate(values):
             outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
@@ -194,7 +195,7 @@ class Sketch:
             self._add("fine_top", fine_tally(confidence[0], correct[0], _STEPS_SIGMOID))
 
     def add_levels(self, counts: Ints) -> None:
-        """Add 8- or 16-bit foreground maps that were counted by level; ``add_rows`` takes their per-image rows.
+        """Add 8- or 16-bit foreground maps that were counted by level; add their per-image rows with ``add_rows``.
 
         Args:
             counts: int64 (Z, 2, L) pixels by boundary zone (Z = 3, or 1 where the bands are not measured), mask value
@@ -204,36 +205,36 @@ class Sketch:
             raise ValueError("integer maps are binary; pass float probabilities for several classes")
         stride = MAX_LEVEL // (counts.shape[2] - 1)
         self.tables["levels"] = self.tables["levels"].cpu()
-        # without zones, everything lies beyond the bands
+        # Without zones, every pixel counts as outside the bands.
         self.tables["levels"][-len(counts) :, :, ::stride] += torch.from_numpy(counts)
 
     def add_rows(self, rows: Floats) -> None:
-        """Add per-image rows, such as ``levels.level_rows`` gives."""
+        """Add per-image rows, such as those of ``levels.level_rows``."""
         self.rows.append(torch.from_numpy(rows))
 
-    def fold(self) -> None:
-        """Summarise the kept pixels in fine bins now, whatever their number."""
+    def bin_pixels(self) -> None:
+        """Replace the kept pixels by fine bins, whatever their number."""
         for flat, outcomes in self.raw:
             chunk = _CHUNK if flat.device.type == "cpu" else _CUDA_CHUNK
             for first in range(0, flat.shape[1], chunk):
                 part = slice(first, first + chunk)
-                self._fold(flat[:, part], outcomes[:, part])
+                self._add_to_fine_bins(flat[:, part], outcomes[:, part])
         self.raw = []
 
     @property
-    def folded(self) -> bool:
-        """Whether float maps are summarised in fine bins."""
+    def is_binned(self) -> bool:
+        """Whether pixels of float maps are counted in fine bins."""
         return "fine" in self.tables
 
     def _add(self, name: str, table: Tensor) -> None:
-        """Add to a table, on the device where the newest data is."""
+        """Add to a table, on the device of the newest data."""
         old = self.tables.get(name)
         self.tables[name] = table if old is None else old.to(table.device) + table
 
     # ------------------------------------------------------------------ combining
 
     def merge(self, other: Sketch) -> None:
-        """Add what another sketch of the same kind has counted."""
+        """Add the counts of another sketch with the same settings."""
         for name in ("bins", "num_classes", "softmax", "boundary"):
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(f"cannot merge: {name} is {getattr(self, name)} here and {getattr(other, name)} there")
@@ -242,10 +243,10 @@ class Sketch:
         self.rows += other.rows
         self.raw += other.raw
         self._raw_pixels += other._raw_pixels
-        self._fold_if_large()
+        self._bin_if_large()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state as tensors on the CPU and plain numbers."""
+        """Return the whole state as CPU tensors and plain numbers."""
         state: dict[str, Any] = {name: table.cpu().clone() for name, table in self.tables.items()}
         state["rows"] = torch.from_numpy(self.image_rows())
         if self.raw:
@@ -255,14 +256,14 @@ class Sketch:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the state by one that ``state_dict`` of a sketch with the same settings gave."""
+        """Replace the state by the ``state_dict`` of a sketch with the same settings."""
         for name in ("top", "classes"):
             if state[name].shape != self.tables[name].shape:
                 raise ValueError(
                     f"state of shape {tuple(state[name].shape)} for {name}; expected {tuple(self.tables[name].shape)}"
                 )
-        own = ("rows", "raw_values", "raw_outcomes", "raw_pixels")
-        self.tables = {name: value.clone() for name, value in state.items() if name not in own}
+        not_tables = ("rows", "raw_values", "raw_outcomes", "raw_pixels")
+        self.tables = {name: value.clone() for name, value in state.items() if name not in not_tables}
         self.rows = [state["rows"].clone()]
         self.raw = [(state["raw_values"], state["raw_outcomes"])] if "raw_values" in state else []
         self._raw_pixels = int(state["raw_pixels"])
@@ -270,32 +271,32 @@ class Sketch:
     # ------------------------------------------------------------------ reading
 
     def image_rows(self) -> Floats:
-        """The per-image table (images, 5 + bins) in the order of the updates: ``ROW_SCALARS``, then gaps by bin."""
+        """Return the per-image table (images, 5 + bins) in the order of updates: ``ROW_SCALARS``, then gaps by bin."""
         if not self.rows:
             return np.zeros((0, len(ROW_SCALARS) + self.bins))
         return np.concatenate([rows.cpu().numpy() for rows in self.rows])
 
     def counts(self, name: str) -> tuple[Ints, Floats, Ints]:
-        """Pixels, sum of the value and number of outcomes 1 of every bin of a table, from float maps alone."""
+        """Return pixels, sum of values and pixels with outcome 1 of every bin of a table, from float maps alone."""
         table = self.tables[name].cpu()
         pixels, hits = table[..., 0] + table[..., 1], table[..., 1]
         return pixels.numpy(), limbs_to_float(table[..., 2:]).numpy(), hits.numpy()
 
     def level_counts(self, zone: int | None = None) -> Ints:
-        """Histogram (2, 65536) of mask and level of the integer maps, of one zone or of all."""
+        """Return the histogram (2, 65536) of the integer maps by mask value and level, for one zone or for all."""
         levels: Ints = self.tables["levels"].cpu().numpy()
         return np.asarray(levels.sum(axis=0) if zone is None else levels[zone])
 
     def class_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
-        """Values of one sigmoid or softmax channel with pixels and outcomes 1, unsorted, ties not merged."""
+        """Return values of one channel, pixels and pixels with outcome 1, unsorted and with ties not merged."""
         parts = [self._float_atoms(channel)]
         if self.num_classes == 1:
             level, pixels, positives = self._level_atoms()
             parts.append((level / MAX_LEVEL, pixels, positives))
-        return _concatenated(parts)
+        return _concatenate(parts)
 
     def _level_atoms(self) -> tuple[Ints, Ints, Ints]:
-        """Levels of the integer maps with pixels and foreground pixels."""
+        """Return the levels of the integer maps, their pixels and their foreground pixels."""
         levels = self.level_counts()
         present = np.flatnonzero(levels.sum(axis=0))
         return present, levels[:, present].sum(axis=0), levels[1, present]
@@ -308,19 +309,19 @@ class Sketch:
             parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
         if "fine" in self.tables:
             parts.append(fine_atoms(self.tables["fine"][channel]))
-        return _concatenated(parts)
+        return _concatenate(parts)
 
     def top_atoms(self) -> tuple[Floats, Ints, Ints]:
-        """Confidences with pixels and correct pixels, unsorted, ties not merged."""
+        """Return confidences, pixels and correct pixels, unsorted and with ties not merged."""
         if not self.softmax:
-            parts = [_folded(*self._float_atoms(c)) for c in range(self.num_classes)]
+            parts = [_top_label_atoms(*self._float_atoms(c)) for c in range(self.num_classes)]
             if self.num_classes == 1:
-                # 1 - v / 65535 is not always the float (65535 - v) / 65535: levels are folded as integers
+                # In integers, because 1 - v / 65535 and (65535 - v) / 65535 can differ as floats.
                 level, pixels, positives = self._level_atoms()
                 foreground = level > MAX_LEVEL // 2
                 top = np.where(foreground, level, MAX_LEVEL - level)
                 parts.append((top / MAX_LEVEL, pixels, np.where(foreground, positives, pixels - positives)))
-            return _concatenated(parts)
+            return _concatenate(parts)
         parts = []
         for flat, outcomes in self.raw:
             confidence, correct = top_label(flat[None], outcomes.to(torch.int64), True)
@@ -328,49 +329,49 @@ class Sketch:
             parts.append((value, np.ones(len(value), np.int64), correct[0].cpu().numpy().astype(np.int64)))
         if "fine_top" in self.tables:
             parts.append(fine_atoms(self.tables["fine_top"]))
-        return _concatenated(parts)
+        return _concatenate(parts)
 
 
 def integer_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
-    """Integer masks as bytes where they are, which saves memory, and as int64 otherwise."""
-    if masks.dtype == torch.bool:  # Pillow hands out booleans whose byte is 255
+    """Return integer masks as uint8 where they already are, which saves memory, and as int64 otherwise."""
+    if masks.dtype == torch.bool:  # Pillow returns booleans whose byte is 255
         return masks.view(torch.uint8).ne(0).view(torch.uint8)
     narrow = masks.dtype == torch.uint8 and 0 <= (ignore_index or 0) <= 255
     return masks if narrow else masks.to(torch.int64)
 
 
 def binary_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
-    """0 and 1; soft masks are cut at 0.5, void stays what it is."""
+    """Return masks as 0 and 1: soft masks are thresholded at 0.5, void pixels keep their value."""
     if not masks.is_floating_point():
         return integer_labels(masks, ignore_index)
     void = torch.zeros((), dtype=torch.bool, device=masks.device) if ignore_index is None else masks == ignore_index
-    if masks.device.type == "cpu" and masks.numel():  # elsewhere looking would stall the device
+    if masks.device.type == "cpu" and masks.numel():  # elsewhere the check would stall the device
         low, high = (float(end) for end in masks.masked_fill(void, 0.0).aminmax())
         if not (low >= 0.0 and high <= 1.0):
             raise ValueError(f"masks hold values from {low:g} to {high:g}; expected 0 to 1")
     return (masks > 0.5).to(torch.int64).masked_fill(void, ignore_index or 0)
 
 
-def _refuse_bad(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) -> None:
-    """Look at a whole batch before any of it is counted."""
+def _check_values(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) -> None:
+    """Raise ValueError for a bad batch before any of it is counted."""
     for image in range(len(values)):
         for start in range(0, values.shape[2], chunk):
             part = values[image, :, start : start + chunk]
             if valid is not None:
                 part = part.masked_fill(~valid[image, start : start + chunk], 0.0)
-            ends = torch.stack(part.aminmax())  # NaN if there is any
-            if bool((ends.isnan() if logits else _outside(ends)).any()):
+            ends = torch.stack(part.aminmax())  # NaN if any value is
+            if bool((ends.isnan() if logits else _out_of_range(ends)).any()):
                 raise ValueError(
                     "probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits="
                 )
 
 
-def _outside(values: Tensor) -> Tensor:
+def _out_of_range(values: Tensor) -> Tensor:
     return ~((values >= -_SLACK) & (values <= 1 + _SLACK))
 
 
 def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
-    """Confidence of the winning class and whether it is right.
+    """Return the confidence of the winning class and whether it is right.
 
     A foreground probability of exactly 0.5 predicts background; tied classes go to the first.
     """
@@ -381,12 +382,12 @@ def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Te
 
 
 def equal_width_index(value: Tensor, bins: int) -> Tensor:
-    """Bin of [l, u) that holds a value in [0, 1]; 1.0 lies in the last."""
+    """Return the equal-width bin [l, u) of every value in [0, 1]; 1.0 lies in the last."""
     return (value * bins).to(torch.int64).clamp_(max=bins - 1)
 
 
 def _rows(table: Tensor, scores: Tensor) -> Tensor:
-    """Per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4)."""
+    """Return per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4)."""
     count, correct = table[..., 0] + table[..., 1], table[..., 1]
     confidence = limbs_to_float(table[..., 2:])
     columns = [
@@ -400,7 +401,7 @@ def _rows(table: Tensor, scores: Tensor) -> Tensor:
 
 
 def _scores(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None) -> Tensor:
-    """Sums of Brier score and negative log-likelihood of every image (B, 2); binary ones of one channel a pixel."""
+    """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
     if softmax:
         truth = labels.clamp(0, values.shape[1] - 1)[:, None]
         p_true = values.gather(1, truth)
@@ -415,8 +416,8 @@ def _scores(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None)
     return both.flatten(2).sum(2).T
 
 
-def _folded(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
-    """Confidence, pixels and correct pixels from foreground probabilities."""
+def _top_label_atoms(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
+    """Return confidence, pixels and correct pixels from foreground probabilities."""
     foreground = value > 0.5
     return (
         np.where(foreground, value, 1.0 - value),
@@ -425,7 +426,7 @@ def _folded(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints,
     )
 
 
-def _concatenated(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, Ints, Ints]:
+def _concatenate(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, Ints, Ints]:
     values, pixels, outcomes = zip(*parts, strict=True) if parts else (([],), ([],), ([],))
     return (
         np.concatenate(values).astype(np.float64),

@@ -16,29 +16,30 @@ Mask = NDArray[np.bool_]
 
 EPS = float(np.spacing(1.0))
 
-# Weighted F spreads errors with a Gaussian of this half width, sigma 5.
+# Weighted F blurs errors with a Gaussian of this half width, sigma 5.
 GAUSSIAN_REACH = 3
 GAUSSIAN = np.exp(-(np.arange(-GAUSSIAN_REACH, GAUSSIAN_REACH + 1.0) ** 2) / 50)
 GAUSSIAN /= GAUSSIAN.sum()
-# The reach, and that of the nearest pixel of the object from there: a corner of its window, or beside it.
-BAND_MARGIN = GAUSSIAN_REACH + math.isqrt(2 * GAUSSIAN_REACH * GAUSSIAN_REACH)
-# Weighted F weighs a background pixel 2 - 2**(-d / 5), here by d**2, 0 on the object. Only beyond the reach may a
-# distance be off, which makes no weight wrong by more than a relative 5e-7.
+# Rows that a row depends on: those under the blur, and from there those of the nearest pixel of the object, which
+# may lie in a corner of its window or just outside it.
+CHUNK_MARGIN = GAUSSIAN_REACH + math.isqrt(2 * GAUSSIAN_REACH * GAUSSIAN_REACH)
+# Weighted F gives a background pixel at distance d the weight 2 - 2**(-d / 5), and 0 to the object; the table is
+# indexed by d**2. Distances are exact up to the reach; beyond it no weight is off by more than a relative 5e-7.
 WEIGHT_REACH = 100
 BACKGROUND_WEIGHT = 2 - 0.5 ** (np.sqrt(np.arange(65536)) / 5)
 BACKGROUND_WEIGHT[0] = 0
 
 
 def s_measure(prediction: Floats, mask: Mask, moments: Floats | None = None) -> float:
-    """S-measure, alpha = 0.5 (Fan et al., Structure-measure, ICCV 2017).
+    """Return the S-measure, alpha = 0.5 (Fan et al., Structure-measure, ICCV 2017).
 
-    Where the centroid of the object leaves quadrants without pixels, PySODMetrics yields nan; here they weigh 0.
+    PySODMetrics returns nan where the object's centroid leaves quadrants without pixels; here they have weight 0.
 
     Args:
         prediction: (H, W) map in [0, 1].
         mask: (H, W) boolean.
-        moments: (4, 2, 3) number, mean and sum of squared deviations of the background and the foreground pixels of
-            the quadrants left and right above, left and right below ``after_centroid``, when the caller knows them.
+        moments: (4, 2, 3) number, mean and sum of squared deviations of the background and the foreground pixels in
+            each quadrant around ``centroid_cut`` (top left, top right, bottom left, bottom right), if known already.
     """
     positives = int(np.count_nonzero(mask))
     if positives == 0:
@@ -63,11 +64,11 @@ def s_measure(prediction: Floats, mask: Mask, moments: Floats | None = None) -> 
     return max(0.0, 0.5 * similarity + 0.5 * region)
 
 
-def after_centroid(mask: Mask) -> tuple[int, int]:
-    """One past the object's mean row and column, which are rounded half to even."""
+def centroid_cut(mask: Mask) -> tuple[int, int]:
+    """Return the row and column after the object's centroid, whose coordinates are rounded half to even."""
     cuts = []
     for axis in (0, 1):
-        # The narrowest sums are the fastest.
+        # The narrower the type, the faster the sum.
         dtype = np.uint16 if max(mask.shape) < 65536 else np.int64
         pixels = mask.view(np.uint8).sum(axis=1 - axis, dtype=dtype)
         cuts.append(round(int(pixels @ np.arange(len(pixels))) / max(int(pixels.sum()), 1)) + 1)
@@ -75,7 +76,7 @@ def after_centroid(mask: Mask) -> tuple[int, int]:
 
 
 def _quadrants(mask: Mask) -> list[tuple[slice, slice]]:
-    y, x = after_centroid(mask)
+    y, x = centroid_cut(mask)
     return [(rows, columns) for rows in (slice(y), slice(y, None)) for columns in (slice(x), slice(x, None))]
 
 
@@ -88,27 +89,27 @@ class Moments(NamedTuple):
 
 
 def _moments(values: Floats) -> Moments:
-    """Moments of pixels, which are overwritten."""
+    """Return the moments of pixels; overwrite the pixels."""
     mean = float(values.mean()) if values.size else 0.0
     values -= mean
     return Moments(values.size, mean, float(values @ values))
 
 
 def _pool(parts: list[Moments]) -> Moments:
-    """Moments of the union of disjoint sets of pixels."""
+    """Return the moments of the union of disjoint sets of pixels."""
     n = sum(part.n for part in parts)
     mean = sum(part.n * part.mean for part in parts) / n
     return Moments(n, mean, sum(part.squares + part.n * (part.mean - mean) ** 2 for part in parts))
 
 
 def _object_similarity(pixels: Moments) -> float:
-    """2m / (m**2 + 1 + std)."""
+    """Return 2m / (m**2 + 1 + std)."""
     m, std = pixels.mean, math.sqrt(pixels.squares / max(pixels.n - 1, 1))
     return 2 * m / (m * m + 1 + std + EPS)
 
 
 def _region_similarity(background: Moments, foreground: Moments) -> float:
-    """4 x y s_xy / ((x**2 + y**2)(s_x + s_y)) of a quadrant with both classes."""
+    """Return 4 x y s_xy / ((x**2 + y**2)(s_x + s_y)) of a quadrant with both classes."""
     n, x, squares = _pool([background, foreground])
     y = foreground.n / n
     s_x, s_y = squares / (n - 1), n * y * (1 - y) / (n - 1)
@@ -117,9 +118,9 @@ def _region_similarity(background: Moments, foreground: Moments) -> float:
 
 
 def _flat_similarity(pixels: Floats, y: float) -> float:
-    """The same for a quadrant of one class, y = 0 or 1: 1 if the map is constant there too, else 0.
+    """Return the similarity of a quadrant of one class, y = 0 or 1: 1 if the map is constant there too, else 0.
 
-    Whether the mean of a constant equals it depends on rounding, so this goes as PySODMetrics goes.
+    Whether the mean of equal numbers equals them depends on rounding, so this follows PySODMetrics step by step.
     """
     x = pixels.mean()
     deviation = pixels - x
@@ -128,7 +129,7 @@ def _flat_similarity(pixels: Floats, y: float) -> float:
 
 
 def weighted_f(prediction: Floats, mask: Mask) -> float:
-    """Weighted F, beta = 1 (Margolin et al., How to evaluate foreground maps?, CVPR 2014).
+    """Return the weighted F, beta = 1 (Margolin et al., How to evaluate foreground maps?, CVPR 2014).
 
     Args:
         prediction: (H, W) map in [0, 1].
@@ -137,15 +138,14 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
     positives = int(np.count_nonzero(mask))
     if positives == 0:
         return 0.0
-    # The blurred error matters on the object alone, hence errors no farther from it than the blur reaches.
+    # The blurred error matters on the object alone, so errors farther away than the blur reaches do not.
     window = bounding_window(mask, margin=GAUSSIAN_REACH)
     truth, inside = mask[window], prediction[window]
     missed = 0.0
     for rows in row_chunks(truth.shape):
-        # What a row becomes depends on rows as far as the blur and the nearest pixel of the object reach.
-        around = slice(max(rows.start - BAND_MARGIN, 0), rows.stop + BAND_MARGIN)
-        found = _blurred_error(inside[around], truth[around])
-        missed += float(found[rows.start - around.start :][: rows.stop - rows.start].sum())
+        around = slice(max(rows.start - CHUNK_MARGIN, 0), rows.stop + CHUNK_MARGIN)
+        error = _least_error(inside[around], truth[around])
+        missed += float(error[rows.start - around.start :][: rows.stop - rows.start].sum())
     distance = distance_squared(mask, WEIGHT_REACH)
     false_positives = 0.0
     for rows in row_chunks(mask.shape):
@@ -156,8 +156,8 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
     return 2 * recall * precision / (recall + precision + EPS)
 
 
-def _blurred_error(prediction: Floats, mask: Mask) -> Floats:
-    """Error on the object, or the blurred one where that is less."""
+def _least_error(prediction: Floats, mask: Mask) -> Floats:
+    """Return the error on the object, or the blurred error where it is smaller."""
     truth = np.ascontiguousarray(mask)
     error = np.ascontiguousarray(1 - prediction) * truth
     spread = error.copy()
@@ -167,10 +167,10 @@ def _blurred_error(prediction: Floats, mask: Mask) -> Floats:
 
 
 def _blur(values: Floats) -> Floats:
-    """Gaussian filter with zeros around the map."""
+    """Apply the Gaussian filter, with zeros around the map."""
     inside = (slice(GAUSSIAN_REACH, -GAUSSIAN_REACH),) * 2
     padded = np.pad(values, GAUSSIAN_REACH)
-    # The padding lets each axis be filtered as one long row; two transpositions restore the order.
+    # With the padding, each axis can be filtered as one long row; two transpositions restore the order.
     for _ in range(2):
         padded = np.correlate(padded.ravel(), GAUSSIAN, mode="same").reshape(padded.shape).T
     return padded[inside]

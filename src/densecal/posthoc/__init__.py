@@ -1,4 +1,4 @@
-"""How a trained model's outputs are repaired: one file a calibrator; `create(name)` makes one, `fit` fits it."""
+"""Post-hoc calibrators, which repair the outputs of a trained model: one file each; `create(name)` makes one."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -22,6 +22,6 @@ __all__ = [
     "save",
 ]
 
-# A new calibrator is one new file: importing every module here is what registers it.
+# A new calibrator is one new file: importing every module here registers it.
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

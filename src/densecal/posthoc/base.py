@@ -1,4 +1,4 @@
-"""The protocol of a calibrator: logits in, honest probabilities out; fitted from a histogram or from batches."""
+"""The protocol of a calibrator: logits in, calibrated probabilities out, fitted on a histogram or on batches."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from densecal.posthoc.logit_histogram import LogitHistogram
 from densecal.posthoc.newton import NoMinimumError
 
 VERSION = 1
-"""Of the file format."""
+"""Version of the file format."""
 MAX_CLASSES = 4096
 MAX_NUMBERS = 1 << 20
-"""A file with a longer list of numbers is refused."""
+"""The longest list of numbers that a file may hold."""
 _LARGEST = 1e30
-"""A larger number in a file is refused: times a logit it would be infinite in float32."""
+"""The largest number that a file may hold: a larger one times a logit could be infinite in float32."""
 _CHUNK = 1 << 22
 
 
 class Batch(NamedTuple):
-    """What a calibrator that is fitted by passes over the data is fed with.
+    """One batch of the data that a calibrator is fitted on.
 
     Attributes:
         logits: (B, 1, H, W) or (B, K, H, W).
         masks: (B, 1, H, W) zeros and ones, or (B, H, W) class indices; void pixels have the value ``ignore_index``.
-        images: (B, 3, H, W) in [0, 1], for calibrators that look at them.
+        images: (B, 3, H, W) in [0, 1], for calibrators that need them.
     """
 
     logits: Tensor
@@ -43,7 +43,7 @@ Batches = Callable[[], Iterable[Batch]]
 
 
 class Calibrator(nn.Module, ABC):
-    """A map from logits to probabilities that is fitted on held-out data, the model frozen.
+    """A map from logits to probabilities, fitted on held-out data with the model frozen.
 
     A new calibrator implements `_fit` and `probabilities` and names in `tables` the buffers its file holds.
 
@@ -54,8 +54,8 @@ class Calibrator(nn.Module, ABC):
         method: Name in the registry.
         binary: Whether it can calibrate one sigmoid logit.
         multiclass: Whether it can calibrate K softmax logits.
-        needs_images: Whether it looks at the images too.
-        tables: Buffers that are written as JSON; further state is written as safetensors.
+        needs_images: Whether it needs the images beside the logits.
+        tables: Buffers that are written as JSON; all other state is written as safetensors.
     """
 
     method: ClassVar[str]
@@ -67,54 +67,53 @@ class Calibrator(nn.Module, ABC):
     def __init__(self, num_classes: int = 1) -> None:
         super().__init__()
         if not (1 if self.binary else 2) <= num_classes <= (MAX_CLASSES if self.multiclass else 1):
-            wanted = "1" if not self.multiclass else f"{1 if self.binary else 2} to {MAX_CLASSES}"
-            raise InputError(f"{self.method}: number of classes", str(num_classes), wanted)
+            allowed = "1" if not self.multiclass else f"{1 if self.binary else 2} to {MAX_CLASSES}"
+            raise InputError(f"{self.method}: number of classes", str(num_classes), allowed)
         self.num_classes = num_classes
 
     # ------------------------------------------------------------------ use
 
     def forward(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
-        """Calibrated probabilities.
+        """Return calibrated probabilities.
 
         Args:
             logits: (B, 1, H, W) or (B, K, H, W).
-            images: (B, 3, H, W) in [0, 1], where `needs_images`.
+            images: (B, 3, H, W) in [0, 1]; required if `needs_images`.
 
         Returns:
-            Foreground or class probabilities of the shape of the logits, float32, or float64 for float64 logits.
+            Foreground or class probabilities of the shape of the logits: float64 for float64 logits, else float32.
         """
         if logits.ndim != 4 or logits.shape[1] != self.num_classes:
             raise ValueError(
-                f"logits of shape {tuple(logits.shape)}; expected (B, {self.num_classes}, H, W), which "
-                f"{self.method} was made for"
+                f"{self.method}: logits of shape {tuple(logits.shape)}; expected (B, {self.num_classes}, H, W)"
             )
         if self.needs_images and images is None:
-            raise ValueError(f"{self.method} without images; expected images (B, 3, H, W) beside the logits")
+            raise ValueError(f"{self.method}: called without images; expected images (B, 3, H, W) beside the logits")
         return self.probabilities(logits if logits.dtype == torch.float64 else logits.float(), images)
 
     @abstractmethod
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """What `forward` returns, for float32 or float64 logits of the right shape."""
+        """Compute what `forward` returns, for float32 or float64 logits of the right shape."""
 
-    def squashed(self, z: Tensor) -> Tensor:
-        """Sigmoid of one logit, softmax of K."""
+    def squash(self, z: Tensor) -> Tensor:
+        """Return the sigmoid of one logit or the softmax of K."""
         return z.sigmoid() if self.num_classes == 1 else z.softmax(dim=1)
 
     # ------------------------------------------------------------------ fitting
 
     @property
     def from_histogram(self) -> bool:
-        """Whether one pass that fills a `LogitHistogram` is all that a fit needs."""
+        """Whether a fit needs no more than a filled `LogitHistogram`."""
         return self.num_classes == 1 and not self.needs_images
 
     def fit(self, data: LogitHistogram | Batches, ignore_index: int | None = None) -> Self:
         """Fit on held-out data; a fit that fails changes nothing.
 
         Args:
-            data: A filled `LogitHistogram` for calibrators of one logit that need no images; for all, a callable that
-                starts a pass over `Batch` tuples.
-            ignore_index: Value of void pixels in the masks of batches; 255 for K classes, none for one logit unless
-                given.
+            data: A callable that starts a pass over `Batch` tuples. Calibrators of one logit that need no images also
+                take a filled `LogitHistogram`.
+            ignore_index: Value of void pixels in the masks of batches; by default 255 for K classes and none for one
+                logit.
 
         Returns:
             The calibrator itself.
@@ -141,29 +140,29 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def _fit(self, data: Any, ignore_index: int | None) -> None:
-        """Compute every parameter, then set them."""
+        """Compute all parameters before setting any."""
 
     # ------------------------------------------------------------------ files
 
     def check(self) -> None:
-        """Raise ValueError where the parameters make no sense; a file may hold anything."""
+        """Raise ValueError if the parameters make no sense, as they may when read from a file."""
 
     def extra_state(self) -> dict[str, Tensor]:
-        """State that is too large for JSON."""
+        """Return the state that is too large for JSON."""
         return {name: tensor for name, tensor in self.state_dict().items() if name not in self.tables}
 
     def to_json(self) -> dict[str, Any]:
-        """What a file holds of it, `extra_state` left out."""
-        head = {"densecal": "calibrator", "version": VERSION, "method": self.method, "classes": self.num_classes}
-        return head | {name: self.get_buffer(name).tolist() for name in self.tables}
+        """Return the content of its JSON file, without `extra_state`."""
+        header = {"densecal": "calibrator", "version": VERSION, "method": self.method, "classes": self.num_classes}
+        return header | {name: self.get_buffer(name).tolist() for name in self.tables}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], where: str = "calibrator") -> Self:
-        """Make a calibrator from what `to_json` gave, or a stranger.
+        """Build a calibrator from the result of `to_json`, or from untrusted data.
 
         Args:
             data: Decoded JSON.
-            where: What errors name as the file.
+            where: The file that errors name.
         """
         if data.get("method") != cls.method:
             raise InputError(where, f"method {str(data.get('method'))[:100]!r}", repr(cls.method))
@@ -171,26 +170,26 @@ class Calibrator(nn.Module, ABC):
         if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MAX_CLASSES:
             raise InputError(where, f"classes {str(classes)[:100]}", f"a whole number from 1 to {MAX_CLASSES}")
         try:
-            made = cls(num_classes=classes) if cls.multiclass else cls()
-            if made.num_classes != classes:
-                raise ValueError(f"{classes} classes; expected {made.num_classes}")
+            calibrator = cls(num_classes=classes) if cls.multiclass else cls()
+            if calibrator.num_classes != classes:
+                raise ValueError(f"{classes} classes; expected {calibrator.num_classes}")
             for name in cls.tables:
-                made.set_table(name, _numbers(data.get(name), name, made.get_buffer(name).ndim))
-            made.check()
+                calibrator.set_table(name, _numbers(data.get(name), name, calibrator.get_buffer(name).ndim))
+            calibrator.check()
         except InputError as error:
             raise InputError(where, f"{error.where} {error.found}", error.expected) from None
         except ValueError as error:
-            raise InputError(where, *_split(str(error))) from None
-        return made
+            raise InputError(where, *_split_message(str(error))) from None
+        return calibrator
 
     def set_table(self, name: str, value: Any) -> None:
-        """Replace a buffer by numbers, kept in float64."""
+        """Replace a buffer by numbers in float64."""
         device = self.get_buffer(name).device
         setattr(self, name, torch.as_tensor(value, dtype=torch.float64).to(device))
 
 
 def pixel_chunks(batches: Batches, num_classes: int, ignore_index: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Valid pixels of one pass over K-class batches: float64 logits (N, K) and int64 labels (N,), bounded in size."""
+    """Yield the valid pixels of one pass in chunks: float64 logits (N, K) and int64 labels (N,)."""
     size = max(1, _CHUNK // num_classes)
     for batch in batches():
         logits, masks = batch[0], batch[1]
@@ -206,13 +205,13 @@ def pixel_chunks(batches: Batches, num_classes: int, ignore_index: int | None) -
                     valid = y != ignore_index
                     z, y = z[valid], y[valid]
                 if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
-                    found = f"labels from {int(y.min())} to {int(y.max())}"
-                    raise InputError("masks", found, f"0 to {num_classes - 1}, or {ignore_index} for void")
+                    labels = f"labels from {int(y.min())} to {int(y.max())}"
+                    raise InputError("masks", labels, f"0 to {num_classes - 1}, or {ignore_index} for void")
                 yield z, y
 
 
 def _numbers(value: Any, name: str, ndim: int) -> float | list[float]:
-    """A finite number, or a list of them, from untrusted JSON."""
+    """Return a finite number, or a list of them, from untrusted JSON."""
     if ndim == 0:
         return _number(value, name)
     if not isinstance(value, list):
@@ -234,6 +233,7 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_message(text: str) -> tuple[str, str]:
+    """Split "found; expected" into the arguments of InputError."""
     found, _, expected = text.partition("; expected ")
     return found, expected or "parameters of a calibrator"

@@ -19,7 +19,9 @@ from densecal.posthoc.registry import register
 
 @register("beta")
 class BetaCalibration(Calibrator):
-    """p' = sigmoid(c + a ln p - b ln(1 - p)) with a, b >= 0, by maximum likelihood; the pixels above 0.5 may change.
+    """p' = sigmoid(c + a ln p - b ln(1 - p)) with a, b >= 0, by maximum likelihood.
+
+    It may change which pixels lie above 0.5.
 
     a = b = 1, c = 0 changes nothing; a = b, c = 0 is temperature 1/a; a = b is Platt scaling.
     """
@@ -35,14 +37,14 @@ class BetaCalibration(Calibrator):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Sigmoid of c + a ln p - b ln(1 - p)."""
+        """Return the sigmoid of c + a ln p - b ln(1 - p)."""
         a, b, c = (table.to(z.dtype) for table in (self.a, self.b, self.c))
         limits = torch.finfo(z.dtype)
-        z = z.clamp(limits.min, limits.max)  # a slope of 0 times an infinite logarithm is no number
+        z = z.clamp(limits.min, limits.max)  # a slope of 0 times an infinite logarithm would be NaN
         return (c + a * logsigmoid(z) - b * logsigmoid(-z)).sigmoid()
 
     def check(self) -> None:
-        """The map must rise."""
+        """Raise ValueError unless the map rises."""
         if self.a < 0 or self.b < 0:
             raise ValueError(f"a {float(self.a)} and b {float(self.b)}; expected numbers of at least 0")
 

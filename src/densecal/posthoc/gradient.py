@@ -1,4 +1,4 @@
-"""Fitting the calibrators that are small networks: gradient steps on batches, on a copy until they succeed."""
+"""Gradient-based fitting of calibrators that are small networks, on a copy: a failed fit changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Calibrator)
 Loss = Callable[[C, Batch], Tensor]
 
 
-def trained(
+def train_copy(
     network: C,
     batches: Batches,
     loss: Loss[C],
@@ -26,38 +26,38 @@ def trained(
     epochs: int,
     **settings: float,
 ) -> C:
-    """A trained copy of a network; the network itself is not touched.
+    """Return a trained copy of a network; the network itself stays as it is.
 
     Args:
         network: Where to start.
-        batches: Starts a pass over the data, one an epoch.
+        batches: Starts a pass over the data; called once per epoch.
         loss: Mean loss of a batch.
-        optimizer: Its class; the learning rate falls along a half cosine, epoch by epoch.
+        optimizer: Its class. Its learning rate falls along a half cosine, epoch by epoch.
         epochs: Passes over the data.
-        **settings: Of the optimizer, ``lr`` among them.
+        **settings: Options of the optimizer, including ``lr``.
     """
     student = copy.deepcopy(network).requires_grad_(True).train()
     device = next(student.parameters()).device
-    steps = optimizer(student.parameters(), **settings)
-    steps_made = 0
+    stepper = optimizer(student.parameters(), **settings)
+    steps = 0
     for epoch in range(epochs):
-        for group in steps.param_groups:
+        for group in stepper.param_groups:
             group["lr"] = settings["lr"] * (1.0 + math.cos(math.pi * epoch / epochs)) / 2.0
         for batch in batches():
-            value = loss(student, _moved(Batch(*batch), device, network))
+            value = loss(student, _to_device(Batch(*batch), device, network))
             if not bool(value.isfinite()):
                 raise InputError(network.method, f"a loss of {value.item()}", "finite logits and a smaller lr")
-            steps.zero_grad(set_to_none=True)
+            stepper.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]
-            steps.step()
-            steps_made += 1
-    if not steps_made:
+            stepper.step()
+            steps += 1
+    if not steps:
         raise InputError(network.method, "no batches", "pixels to fit on")
     return student.requires_grad_(False).eval()
 
 
 def pixel_nll(z: Tensor, masks: Tensor, ignore_index: int | None) -> Tensor:
-    """Mean NLL over the valid pixels of a batch; 0 where there are none."""
+    """Return the mean NLL over the valid pixels of a batch, or 0 if there are none."""
     valid = torch.ones_like(masks, dtype=torch.bool) if ignore_index is None else masks != ignore_index
     labels = torch.where(valid, masks, 0)
     if z.shape[1] == 1:
@@ -67,7 +67,7 @@ def pixel_nll(z: Tensor, masks: Tensor, ignore_index: int | None) -> Tensor:
     return (values * valid).sum() / valid.sum().clamp(min=1)
 
 
-def _moved(batch: Batch, device: torch.device, network: Calibrator) -> Batch:
+def _to_device(batch: Batch, device: torch.device, network: Calibrator) -> Batch:
     if batch.images is None:
         raise InputError(network.method, "batches without images", "logits, masks and images")
     return Batch(batch.logits.to(device).float(), batch.masks.to(device), batch.images.to(device).float())

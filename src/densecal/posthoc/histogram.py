@@ -1,4 +1,4 @@
-"""Histogram binning: every bin of p gives the frequency of foreground in it."""
+"""Histogram binning: p becomes the foreground frequency of its bin."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from densecal.posthoc.registry import register
 
 @register("histogram")
 class HistogramBinning(Calibrator):
-    """A step function of p: the share of foreground in the bin that p lies in; the pixels above 0.5 may change.
+    """A step function of p: the share of foreground in its bin; it may change which pixels lie above 0.5.
 
-    Bins are [l, u) with 1.0 in the last. Of equal-width bins an empty one gives its centre. Bins of equal mass end
-    between two values of p, where the count is nearest to its share: ties stay together, so bins can be fewer than
-    asked for. Edges are kept as logits.
+    Bins are [l, u) with 1.0 in the last. An empty bin of equal width has its centre as value. The edges of equal-mass
+    bins lie between two values of p, where they divide the pixels most evenly. Ties stay together, so there can be
+    fewer bins than asked for. Edges are kept as logits.
 
     Args:
         bins: Number of bins.
-        mass: Bins of equal mass in place of equal width.
+        mass: Bins of equal mass instead of equal width.
     """
 
     tables = ("edges", "values")
@@ -40,12 +40,12 @@ class HistogramBinning(Calibrator):
         self.register_buffer("values", centres(bins))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """The value of the bin of z; NaN, which would fall into the last bin, stays NaN."""
+        """Return the value of the bin of z; NaN, which would fall into the last bin, stays NaN."""
         values = self.values.to(z.dtype)[torch.bucketize(z, self.edges.to(z.dtype), right=True)]
         return torch.where(z.isnan(), z, values)
 
     def check(self) -> None:
-        """One value more than edges; edges rise; values are probabilities."""
+        """Raise ValueError unless the edges rise and there is one more value than edges, all of them probabilities."""
         if self.values.numel() != self.edges.numel() + 1:
             raise ValueError(f"{self.values.numel()} values; expected {self.edges.numel() + 1}, one more than edges")
         if bool((self.edges.diff() <= 0).any()):
@@ -66,20 +66,20 @@ class HistogramBinning(Calibrator):
 
 
 def equal_width_edges(bins: int) -> Tensor:
-    """Logits of the inner edges of equal-width bins of p."""
+    """Return the logits of the inner edges of equal-width bins of p."""
     return logit(torch.arange(1, bins, dtype=torch.float64) / bins)
 
 
 def centres(bins: int) -> Tensor:
-    """Centres of equal-width bins of p."""
+    """Return the centres of equal-width bins of p."""
     return (torch.arange(bins, dtype=torch.float64) + 0.5) / bins
 
 
 def equal_mass_edges(z: Floats, n: Floats, bins: int) -> Floats:
-    """Inner edges, half-way between two neighbouring z, that divide the pixels most evenly."""
+    """Return the inner edges, half-way between two neighbouring z, that divide the pixels most evenly."""
     below = np.cumsum(n)[:-1]
-    wanted = np.arange(1, bins) / bins * n.sum()
-    right = np.searchsorted(below, wanted).clip(0, len(below) - 1) if len(below) else np.empty(0, np.int64)
+    ideal = np.arange(1, bins) / bins * n.sum()
+    right = np.searchsorted(below, ideal).clip(0, len(below) - 1) if len(below) else np.empty(0, np.int64)
     left = (right - 1).clip(0)
-    nearest = np.unique(np.where(wanted - below[left] <= below[right] - wanted, left, right)) if len(below) else left
+    nearest = np.unique(np.where(ideal - below[left] <= below[right] - ideal, left, right)) if len(below) else left
     return np.asarray((z[nearest] + z[nearest + 1]) / 2.0, dtype=np.float64)

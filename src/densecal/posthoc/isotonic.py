@@ -13,15 +13,15 @@ from densecal.posthoc.logit_histogram import Floats
 from densecal.posthoc.registry import register
 
 _FAR = 100.0
-"""Beyond, the sigmoid is 0 or 1 in float32."""
+"""A logit beyond which the sigmoid is 0 or 1 in float32."""
 
 
 @register("isotonic")
 class IsotonicRegression(Calibrator):
     """The non-decreasing function of p with the least squared error, linear in p between its fitted points.
 
-    Ties are merged first; beyond the lowest and highest p the end values hold. Outputs can be exactly 0 and 1. The
-    pixels above 0.5 may change. Points are kept as logits z, which tell apart what the floats nearest to p = 1 do not.
+    Ties are merged first. Beyond the lowest and the highest p the function is constant. Outputs can be exactly 0 and 1,
+    and which pixels lie above 0.5 may change. Points are kept as logits z, which stay distinct where p rounds to 1.
     """
 
     tables = ("z", "y")
@@ -35,17 +35,17 @@ class IsotonicRegression(Calibrator):
         self.register_buffer("y", ends.sigmoid())
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """The fitted function at p = sigmoid(z)."""
+        """Return the fitted function at p = sigmoid(z)."""
         points, y = self.z.to(z.dtype), self.y.to(z.dtype)
         z = z.clamp(points[0], points[-1])
         right = torch.bucketize(z, points).clamp(1, points.numel() - 1)
         y0, y1 = y[right - 1], y[right]
         share = share_of_rise(z, points[right - 1], points[right])
-        # y0 + (y1 - y0) can miss y1 by a rounding, and then fall behind a flat part
+        # y0 + (y1 - y0) can differ from y1 by rounding, and the function would then fall after a flat part.
         return torch.where(share >= 1, y1, torch.minimum(y0 + share * (y1 - y0), y1))
 
     def check(self) -> None:
-        """Rising points whose y are probabilities."""
+        """Raise ValueError unless the points rise and their y are probabilities."""
         if self.z.numel() != self.y.numel() or self.z.numel() < 2:
             raise ValueError(f"{self.z.numel()} z and {self.y.numel()} y; expected two or more points")
         if bool((self.z.diff() < 0).any()):
@@ -64,17 +64,17 @@ class IsotonicRegression(Calibrator):
 
 
 def share_of_rise(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """(s(z) - s(a)) / (s(b) - s(a)) for a <= z <= b and s the sigmoid, exact also where s is 1 in floats.
+    """Return (s(z) - s(a)) / (s(b) - s(a)) for a <= z <= b and s the sigmoid, exact even where s rounds to 1.
 
     s(z) - s(a) = s(z) s(-a) (1 - exp(a - z)), and s(z) = exp(min(z, 0)) s(|z|).
     """
     ratio = (z.clamp(max=0.0) - b.clamp(max=0.0)).exp() * z.abs().sigmoid() / b.abs().sigmoid()
-    tiny = torch.finfo(z.dtype).tiny  # points that are the same in this type
+    tiny = torch.finfo(z.dtype).tiny  # of points that are equal in this type, the rise is 0
     return (ratio * _half_rise(z - a) / _half_rise(b - a).clamp(min=tiny)).clamp(0.0, 1.0)
 
 
 def _half_rise(d: Tensor) -> Tensor:
-    """(1 - exp(-d)) / 2, which ONNX, having no expm1, would round away for small d."""
+    """Return (1 - exp(-d)) / 2, exact for small d without expm1, which ONNX lacks."""
     t = (d / 2.0).tanh()
     return t / (1.0 + t)
 

@@ -10,30 +10,30 @@ from torch.nn.functional import softplus
 
 from densecal.errors import InputError
 from densecal.posthoc.base import Batch, Calibrator
-from densecal.posthoc.gradient import pixel_nll, trained
+from densecal.posthoc.gradient import pixel_nll, train_copy
 from densecal.posthoc.registry import register
 from densecal.posthoc.temperature import Temperature
 
 _FLOOR = 1e-6
 _REACH = 4
-"""How far the windows look, in pixels."""
+"""Half width of the windows, in pixels."""
 
 
 def _window(channels: int, outputs: int) -> nn.Conv2d:
-    """5 x 5 taps, every second pixel, of a map that `_padded` has made larger."""
+    """Return a convolution with 5 x 5 taps on every second pixel, for maps extended by `_mirror_pad`."""
     return nn.Conv2d(channels, outputs, 5, dilation=2)
 
 
-def _padded(maps: Tensor) -> Tensor:
-    """Maps with their mirror image around them."""
-    rows, columns = (_mirrored(side, maps.device) for side in maps.shape[2:])
+def _mirror_pad(maps: Tensor) -> Tensor:
+    """Return maps surrounded by their mirror image."""
+    rows, columns = (_mirror_index(side, maps.device) for side in maps.shape[2:])
     return maps[:, :, rows][:, :, :, columns]
 
 
-def _mirrored(side: int, device: torch.device) -> Tensor:
-    """Pixels of a side and around it; one that is too short for a mirror image goes on with its first pixel.
+def _mirror_index(side: int, device: torch.device) -> Tensor:
+    """Return the pixels of a side and of its mirror images; if it is too short for them, its first pixel repeats.
 
-    Not by `nn.functional.pad`, which refuses short sides: an exported graph takes any size and cannot ask for it.
+    `nn.functional.pad` refuses short sides, and an exported graph, which takes any size, cannot check for them.
     """
     inside = torch.arange(-_REACH, side + _REACH, device=device).abs()
     return (side - 1 - (side - 1 - inside).abs()).clamp(min=0)
@@ -43,17 +43,17 @@ def _mirrored(side: int, device: torch.device) -> Tensor:
 class LocalTemperature(Calibrator):
     """p' = sigmoid(z / T(x)), or softmax, with a map T(x) > 0 from logits and image; the chosen class never changes.
 
-    Four convolutions of the logits are mixed by gates, pair by pair, then mixed with a convolution of the image; the
-    result m(x) moves the global temperature T: T(x) = softplus(m(x) + softplus^-1(T)). Two departures from the
-    source: its relu(m + 1) starts at 2, this at T, so a fit starts where temperature scaling ends; its gates start at
-    0, where branches that start equal stay equal for ever, these at small random weights. One logit enters as
-    (z, |z|), K as log p.
+    Gates mix four convolutions of the logits pair by pair, then the result with a convolution of the image. This m(x)
+    moves the global temperature T: T(x) = softplus(m(x) + softplus^-1(T)). There are two deviations from the paper.
+    Its relu(m + 1) starts at 2, this at T, so a fit starts where temperature scaling ends. Its gates start at 0, where
+    branches that start equal stay equal for ever; here they start at small random weights. One logit enters as
+    (z, |z|), K logits enter as log p.
 
     Args:
         num_classes: 1 for one sigmoid logit, K for K softmax logits.
-        epochs: Passes over the data (the source: up to 200).
+        epochs: Passes over the data (up to 200 in the paper).
         lr: Learning rate of Adam.
-        seed: Of the gates' first weights.
+        seed: Seed of the gates' initial weights.
     """
 
     multiclass = True
@@ -76,9 +76,9 @@ class LocalTemperature(Calibrator):
         self.requires_grad_(False)
 
     def temperatures(self, z: Tensor, images: Tensor) -> Tensor:
-        """T(x), (B, 1, H, W)."""
+        """Return T(x), (B, 1, H, W)."""
         features = torch.cat([z, z.abs()], dim=1) if self.num_classes == 1 else z.log_softmax(dim=1)
-        features, images = (_padded(maps.to(self.gates.weight.dtype)) for maps in (features, images))
+        features, images = (_mirror_pad(maps.to(self.gates.weight.dtype)) for maps in (features, images))
         t1, t2, t3, t4 = self.branches(features).split(1, dim=1)
         g1, g2, g3, g4 = self.gates(features).sigmoid().split(1, dim=1)
         m1, m2 = g1 * t1 + (1 - g1) * t2, g2 * t3 + (1 - g2) * t4
@@ -88,12 +88,12 @@ class LocalTemperature(Calibrator):
         return softplus(m.to(z.dtype) + offset.to(z.dtype)) + _FLOOR
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Sigmoid or softmax of z / T(x)."""
+        """Return the sigmoid or softmax of z / T(x)."""
         assert images is not None
-        return self.squashed(z / self.temperatures(z, images))
+        return self.squash(z / self.temperatures(z, images))
 
     def check(self) -> None:
-        """The global temperature must be positive."""
+        """Raise ValueError unless the global temperature is positive."""
         if not self.start > 0:
             raise ValueError(f"start {float(self.start)}; expected a number above 0")
 
@@ -103,7 +103,7 @@ class LocalTemperature(Calibrator):
             z = batch.logits / network.temperatures(batch.logits, batch.images)
             return pixel_nll(z, batch.masks, ignore_index)
 
-        begin = LocalTemperature(self.num_classes, seed=self.seed).to(self.start.device)
-        begin.set_table("start", Temperature(self.num_classes).fit(data, ignore_index).temperature)
-        found = trained(begin, data, loss, torch.optim.Adam, self.epochs, lr=self.lr)
-        self.load_state_dict(found.state_dict())
+        initial = LocalTemperature(self.num_classes, seed=self.seed).to(self.start.device)
+        initial.set_table("start", Temperature(self.num_classes).fit(data, ignore_index).temperature)
+        fitted = train_copy(initial, data, loss, torch.optim.Adam, self.epochs, lr=self.lr)
+        self.load_state_dict(fitted.state_dict())

@@ -1,8 +1,8 @@
-"""The one-pass statistic behind the calibrators of one logit: pixels by (logit, label), in memory that never grows.
+"""The one-pass statistic behind the calibrators of one logit: pixels by (logit, label), in bounded memory.
 
-Float logits are kept as they are up to a million pixels. Beyond, they fall into fine bins whose width is about a
-thousandth of 1 + |z|; counts are int64, and the float64 sum of z of every (bin, label) makes the bin's mean exact. 8-
-and 16-bit maps are counted by level, so nothing is lost of them.
+Up to a million float logits are kept as they are. Beyond that they are counted in fine bins, whose width is about a
+thousandth of 1 + |z|. Counts are int64, and a float64 sum of z per (bin, label) makes the mean of a bin exact. 8- and
+16-bit maps are counted by level, which loses nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from densecal.errors import InputError
 P_CLIP = 1e-7
 """Float probabilities are clipped to [P_CLIP, 1 - P_CLIP] before their logit is taken."""
 EXACT_PIXELS = 1 << 20
-"""Float logits are kept one by one up to here, and in fine bins beyond."""
+"""Up to this number, float logits are kept one by one; beyond it they are counted in fine bins."""
 
 _STEPS = 10
 _OCTAVES = 14
@@ -34,16 +34,16 @@ Ints = NDArray[np.int64]
 
 
 def logit(p: Tensor) -> Tensor:
-    """log(p / (1 - p)) in float64, with p clipped to [P_CLIP, 1 - P_CLIP]."""
+    """Return log(p / (1 - p)) in float64, with p clipped to [P_CLIP, 1 - P_CLIP]."""
     p = p.double().clamp(P_CLIP, 1.0 - P_CLIP)
     return p.log() - (-p).log1p()
 
 
 def level_logits(levels: int) -> Tensor:
-    """Logits (levels,) that the levels of an integer map stand for.
+    """Return the logits (levels,) that the levels of an integer map stand for.
 
-    A level stands for all probabilities that round to it and is taken at their middle: v / (levels - 1), but a quarter
-    of a level inside for the lowest and the highest, which only reach half a level.
+    A level stands for all probabilities that round to it and counts as their middle. That is v / (levels - 1), but a
+    quarter of a level further inside for the lowest and the highest level, whose range is only half a level.
     """
     v = torch.arange(levels, dtype=torch.float64)
     v[0], v[-1] = 0.25, levels - 1.25
@@ -51,7 +51,7 @@ def level_logits(levels: int) -> Tensor:
 
 
 class LogitHistogram:
-    """Counts pixels by logit and label.
+    """Count pixels by logit and label.
 
     Examples:
         >>> histogram = LogitHistogram()
@@ -63,8 +63,8 @@ class LogitHistogram:
     def __init__(self) -> None:
         self._raw: list[tuple[Tensor, Tensor]] = []
         self._raw_pixels = 0
-        self._folded = False
-        # the last slot takes void pixels
+        self._is_binned = False
+        # The last slot is for void pixels.
         self._counts = torch.zeros(2 * _SIZE + 1, dtype=torch.int64)
         self._sums = torch.zeros(2 * _SIZE + 1, dtype=torch.float64)
         self._invalid = torch.zeros((), dtype=torch.int64)
@@ -76,8 +76,8 @@ class LogitHistogram:
         """Count a batch, on the device it is on and without waiting for that device.
 
         Args:
-            logits: Floats of any shape; beyond +-16383 they are clipped.
-            masks: As many zeros and ones; values between are cut at > 0.5.
+            logits: Floats of any shape, clipped to +-16383.
+            masks: As many zeros and ones; soft values above 0.5 count as 1.
             ignore_index: Mask value of void pixels, which are not counted.
 
         Raises:
@@ -92,8 +92,8 @@ class LogitHistogram:
         flat, labels = logits.detach().reshape(-1), masks.detach().reshape(-1)
         chunks = [slice(first, first + _CHUNK) for first in range(0, flat.numel(), _CHUNK)]
         parts = [(flat[chunk], labels[chunk]) for chunk in chunks]
-        invalid = sum(_bad(z, y, ignore_index).sum() for z, y in parts)
-        if logits.device.type == "cpu":  # looked at first, so that a bad batch changes nothing
+        invalid = sum(_is_invalid(z, y, ignore_index).sum() for z, y in parts)
+        if logits.device.type == "cpu":  # checked before counting, so that a bad batch changes nothing
             _raise_invalid(int(invalid))
         self._invalid += invalid
         for z, y in parts:
@@ -104,15 +104,15 @@ class LogitHistogram:
                 label = torch.where(z.isnan(), _VOID, label)
             self._raw.append((z.double().nan_to_num().clamp(-_LIMIT, _LIMIT), label.to(torch.uint8)))
             self._raw_pixels += z.numel()
-            self._fold_if_large()
+            self._bin_if_large()
 
-    def _fold_if_large(self) -> None:
-        if not self._folded and self._raw_pixels <= EXACT_PIXELS:
+    def _bin_if_large(self) -> None:
+        if not self._is_binned and self._raw_pixels <= EXACT_PIXELS:
             return
-        self._folded = True
+        self._is_binned = True
         for z, label in self._raw:
             key = torch.where(label == _VOID, 2 * _SIZE, fine_bin(z) + _SIZE * label.to(torch.int64))
-            if key.device.type == "cpu":  # numpy's bincount is several times as fast as torch's scatter here
+            if key.device.type == "cpu":  # NumPy's bincount is several times as fast as torch's scatter here
                 self._add_on_cpu(key, z)
             else:
                 self._add_on_device(key, z)
@@ -124,7 +124,7 @@ class LogitHistogram:
         self._sums += torch.from_numpy(np.bincount(index, z.numpy(), minlength=2 * _SIZE + 1))
 
     def _add_on_device(self, key: Tensor, z: Tensor) -> None:
-        # torch.bincount would make the host wait for the largest key
+        # Not torch.bincount, which makes the host wait for the largest key.
         self._counts.index_add_(0, key, torch.ones_like(key))
         self._sums.index_add_(0, key, z)
 
@@ -138,7 +138,7 @@ class LogitHistogram:
         self._levels[levels] = self._levels.get(levels, 0) + counts
 
     def merge(self, other: LogitHistogram) -> None:
-        """Add what another histogram has counted; the other stays as it is."""
+        """Add the counts of another histogram, which stays as it is."""
         self._counts += other._counts.to(self._counts.device)
         self._sums += other._sums.to(self._sums.device)
         self._invalid += other._invalid.to(self._invalid.device)
@@ -146,8 +146,8 @@ class LogitHistogram:
             self.add_levels(counts)
         self._raw += [(z.to(self._counts.device), label.to(self._counts.device)) for z, label in other._raw]
         self._raw_pixels += other._raw_pixels
-        self._folded |= other._folded
-        self._fold_if_large()
+        self._is_binned |= other._is_binned
+        self._bin_if_large()
 
     def _move(self, device: torch.device) -> None:
         if self._counts.device != device:
@@ -159,12 +159,12 @@ class LogitHistogram:
 
     @property
     def pixels(self) -> int:
-        """Pixels counted."""
+        """Number of pixels counted."""
         return sum(self._by_class())
 
     @property
     def foreground(self) -> int:
-        """Foreground pixels counted."""
+        """Number of foreground pixels counted."""
         return self._by_class()[1]
 
     def _by_class(self) -> tuple[int, int]:
@@ -176,20 +176,20 @@ class LogitHistogram:
 
     @property
     def saturated(self) -> float:
-        """Share of the pixels at levels 0 and 255 of 8-bit maps, whose logits are only known to lie beyond +-6.2."""
+        """Share of pixels at levels 0 and 255 of 8-bit maps, whose logits are only known to lie beyond +-6.2."""
         ends = self._levels[256][:, [0, 255]].sum() if 256 in self._levels else 0
         return float(ends) / max(self.pixels, 1)
 
     def require_both_classes(self, who: str) -> None:
-        """Raise InputError unless there is foreground and background."""
+        """Raise InputError unless there are foreground and background pixels."""
         pixels, foreground = self.pixels, self.foreground
         if foreground in (0, pixels):
-            found = "no pixels" if not pixels else f"no {'background' if foreground else 'foreground'} pixels"
-            raise InputError(who, found, "foreground and background pixels to fit on")
+            missing = "no pixels" if not pixels else f"no {'background' if foreground else 'foreground'} pixels"
+            raise InputError(who, missing, "foreground and background pixels to fit on")
 
     def by_label(self) -> tuple[Floats, Floats, Floats]:
-        """Logit, label (0 or 1) and number of the pixels of every single pixel, (bin, label) and (level, label)."""
-        z, y = self._single()
+        """Return logit, label (0 or 1) and number of pixels of every kept pixel, (bin, label) and (level, label)."""
+        z, y = self._kept_pixels()
         counts = self._counts[: 2 * _SIZE].cpu().numpy()
         key = np.flatnonzero(counts)
         means = self._sums[: 2 * _SIZE].cpu().numpy()[key] / counts[key]
@@ -199,11 +199,11 @@ class LogitHistogram:
             zs.append(level_logits(levels).numpy()[level])
             ys.append(label)
             n.append(table[label, level])
-        return _joined(zs), _joined(ys), _joined(n)
+        return _concatenate(zs), _concatenate(ys), _concatenate(n)
 
     def by_logit(self) -> tuple[Floats, Floats, Floats]:
-        """Logit, pixels and foreground pixels of every value, bin and level, by rising logit, ties merged."""
-        z, y = self._single()
+        """Return logit, pixels and foreground pixels of every value, bin and level, by rising logit, ties merged."""
+        z, y = self._kept_pixels()
         counts = self._counts[: 2 * _SIZE].cpu().numpy().reshape(2, _SIZE)
         sums = self._sums[: 2 * _SIZE].cpu().numpy().reshape(2, _SIZE).sum(axis=0)
         total = counts.sum(axis=0)
@@ -214,10 +214,10 @@ class LogitHistogram:
             zs.append(level_logits(levels).numpy()[level])
             n.append(table[:, level].sum(axis=0))
             k.append(table[1, level])
-        return merge_ties(_joined(zs), _joined(n), _joined(k))
+        return merge_ties(_concatenate(zs), _concatenate(n), _concatenate(k))
 
-    def _single(self) -> tuple[Floats, Floats]:
-        """Logits and labels of the pixels that are kept one by one."""
+    def _kept_pixels(self) -> tuple[Floats, Floats]:
+        """Return the logits and labels of the pixels that are kept one by one."""
         _raise_invalid(int(self._invalid))
         if not self._raw:
             return np.empty(0), np.empty(0)
@@ -226,10 +226,10 @@ class LogitHistogram:
 
 
 def fine_bin(z: Tensor) -> Tensor:
-    """Bin 0 to 28671 of a float64 logit, rising with it; no bin holds logits of both signs but 0 and above.
+    """Return the bin, 0 to 28671, of a float64 logit; it rises with the logit, and no bin holds logits of both signs.
 
-    The leading bits of 1 + |z| as a floating-point number: 1024 bins in every octave, so 0.001 wide below |z| = 1,
-    0.002 below 3, 0.004 below 7, ...
+    Bins are the leading bits of 1 + |z| as a floating-point number: 1024 bins per octave, so they are 0.001 wide below
+    |z| = 1, 0.002 below 3, 0.004 below 7, ...
     """
     code = ((z.abs() + 1.0).view(torch.int64) >> (52 - _STEPS)) - (1023 << _STEPS)
     code = code.clamp(0, _HALF - 1)
@@ -238,14 +238,14 @@ def fine_bin(z: Tensor) -> Tensor:
 
 def merge_ties(x: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats, Floats]:
     """Sort by x and add up the n and k of equal x."""
-    values, place = np.unique(x, return_inverse=True)
-    total, positives = (np.bincount(place, weights, len(values)).astype(np.float64) for weights in (n, k))
+    values, inverse = np.unique(x, return_inverse=True)
+    total, positives = (np.bincount(inverse, weights, len(values)).astype(np.float64) for weights in (n, k))
     return values, total, positives
 
 
-def _bad(z: Tensor, y: Tensor, ignore_index: int | None) -> Tensor:
-    bad = z.isnan() | ~((y >= 0) & (y <= 1))
-    return bad if ignore_index is None else bad & (y != ignore_index)
+def _is_invalid(z: Tensor, y: Tensor, ignore_index: int | None) -> Tensor:
+    invalid = z.isnan() | ~((y >= 0) & (y <= 1))
+    return invalid if ignore_index is None else invalid & (y != ignore_index)
 
 
 def _raise_invalid(count: int) -> None:
@@ -253,5 +253,5 @@ def _raise_invalid(count: int) -> None:
         raise ValueError(f"{count:,} pixels with NaN logits or masks outside [0, 1]; expected logits, and 0 or 1")
 
 
-def _joined(parts: list[Any]) -> Floats:
+def _concatenate(parts: list[Any]) -> Floats:
     return np.asarray(np.concatenate(parts), dtype=np.float64)

@@ -17,10 +17,10 @@ from densecal.posthoc.registry import register
 
 @register("platt")
 class PlattScaling(Calibrator):
-    """p' = sigmoid(a z + b) by maximum likelihood; the pixels above 0.5 may change.
+    """p' = sigmoid(a z + b) by maximum likelihood; it may change which pixels lie above 0.5.
 
     Args:
-        targets: Fit to Platt's targets (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0, which keeps a and b
+        targets: Fit to Platt's targets (N+ + 1) / (N+ + 2) and 1 / (N- + 2) instead of 1 and 0, which keeps a and b
             finite on separable data.
     """
 
@@ -35,7 +35,7 @@ class PlattScaling(Calibrator):
         self.register_buffer("b", torch.zeros((), dtype=torch.float64))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Sigmoid of a z + b."""
+        """Return the sigmoid of a z + b."""
         return (self.a.to(z.dtype) * z + self.b.to(z.dtype)).sigmoid()
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:

@@ -28,11 +28,11 @@ def register(name: str) -> Callable[[C], C]:
 
 
 def create(name: str, **given: Any) -> Calibrator:
-    """Create a calibrator that has not been fitted yet: it leaves probabilities as they are, or nearly so.
+    """Create an unfitted calibrator, which changes probabilities little or not at all.
 
     Args:
         name: One of `names()`.
-        **given: Its options; those for K classes take `num_classes` (1: one sigmoid logit).
+        **given: Its options. Calibrators for K classes take `num_classes` (1: one sigmoid logit).
 
     Raises:
         InputError: Unknown name, or an option's value is out of range.

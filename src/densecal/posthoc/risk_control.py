@@ -1,8 +1,9 @@
-"""Conformal risk control for masks: a threshold whose false-negative rate is guaranteed (Angelopoulos 2022).
+"""Conformal risk control for masks: a threshold with a guaranteed false-negative rate (Angelopoulos 2022).
 
-C = {p >= 1 - lambda}; an image loses the share of its foreground that C misses, 0 where it has none. The loss falls as
-lambda rises, so the smallest lambda with (n R + 1) / (n + 1) <= alpha, R the mean loss of n calibration images, has
-E[loss of a new image] <= alpha if the new image is exchangeable with them. The unit is the image, not the pixel.
+The predicted set is C = {p >= 1 - lambda}. The loss of an image is the share of its foreground that C misses, or 0 if
+it has none; it falls as lambda rises. Let R be the mean loss of n calibration images. For the smallest lambda with
+(n R + 1) / (n + 1) <= alpha, E[loss of a new image] <= alpha if the new image is exchangeable with them. The unit is
+the image, not the pixel.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RiskControl:
-    """A threshold and what it costs, on the calibration images.
+    """A threshold and its costs on the calibration images.
 
     Attributes:
         threshold: Foreground is p >= threshold; 1 - lambda.
         lam: lambda.
-        alpha: The expected false-negative rate of a new image is at most this.
+        alpha: Upper bound of the expected false-negative rate of a new image.
         risk: Mean false-negative rate of the calibration images.
         bound: (n risk + 1) / (n + 1), at most alpha.
         set_size: Mean share of an image that is called foreground.
@@ -67,7 +68,7 @@ class RiskCurve:
         self.steps = steps
         self.images = 0
         self.with_background = 0
-        # entry t: threshold t / steps
+        # Entry t belongs to the threshold t / steps.
         self._misses, self._false_alarms, self._sizes = np.zeros((3, steps + 1))
 
     def update(self, probabilities: NDArray[Any], mask: NDArray[np.bool_]) -> None:
@@ -78,18 +79,21 @@ class RiskCurve:
             mask: True on foreground, of the same shape.
         """
         if probabilities.shape != mask.shape or mask.size == 0:
-            raise ValueError(f"map of shape {probabilities.shape} and mask of {mask.shape}; expected the same pixels")
+            raise ValueError(
+                f"map of shape {probabilities.shape} and mask of shape {mask.shape}; expected the same pixels"
+            )
         low, high = probabilities.min(), probabilities.max()
         if probabilities.dtype not in _LEVELS and not (low >= 0 and high <= 1):
             raise ValueError(f"probabilities from {low} to {high}; expected 0 to 1")
         highest = highest_threshold(probabilities.ravel(), self.steps)
-        foreground, background = (np.bincount(highest[part], minlength=self.steps + 1) for part in _sides(mask))
-        # a pixel is in C for every threshold up to its highest one
-        kept, alarms = (np.cumsum(counts[::-1])[::-1] for counts in (foreground, background))
+        truth = mask.ravel().astype(bool)
+        foreground, background = (np.bincount(highest[side], minlength=self.steps + 1) for side in (truth, ~truth))
+        # A pixel is in C for every threshold up to its highest one.
+        hits, alarms = (np.cumsum(counts[::-1])[::-1] for counts in (foreground, background))
         self.images += 1
-        self._sizes += (kept + alarms) / mask.size
-        if kept[0]:
-            self._misses += (kept[0] - kept) / kept[0]
+        self._sizes += (hits + alarms) / mask.size
+        if hits[0]:
+            self._misses += (hits[0] - hits) / hits[0]
         if alarms[0]:
             self._false_alarms += alarms / alarms[0]
             self.with_background += 1
@@ -105,7 +109,7 @@ class RiskCurve:
         self._sizes += other._sizes
 
     def control(self, alpha: float) -> RiskControl:
-        """The highest threshold whose false-negative rate is controlled at alpha.
+        """Return the highest threshold whose false-negative rate is controlled at alpha.
 
         Raises:
             InputError: alpha is not in (0, 1), or there are fewer than 1/alpha - 1 images.
@@ -131,14 +135,9 @@ class RiskCurve:
 
 
 def highest_threshold(probabilities: NDArray[Any], steps: int) -> NDArray[np.int64]:
-    """The largest t with t / steps <= p: by integers for levels, by comparison for floats, so that ties are kept."""
+    """Return the largest t with t / steps <= p, exactly: by integers for levels, by comparison for floats."""
     top = _LEVELS.get(probabilities.dtype)
     if top is not None:
         return probabilities.astype(np.int64) * steps // top
     grid: Floats = np.arange(steps + 1) / steps
     return np.asarray(np.searchsorted(grid, probabilities, side="right") - 1).clip(0)
-
-
-def _sides(mask: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    flat = mask.ravel().astype(bool)
-    return flat, ~flat

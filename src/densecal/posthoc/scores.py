@@ -1,4 +1,4 @@
-"""What a fit has gained: NLL and ECE before and after, from the data it was fitted on."""
+"""What a fit gained: NLL and ECE before and after, on the data it was fitted on."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Scores:
 
 
 def score_histogram(histogram: LogitHistogram, calibrator: Calibrator | None = None) -> Scores:
-    """Scores of sigmoid(z), or of a calibrator of one logit, from a histogram.
+    """Return the scores of sigmoid(z), or of a calibrator of one logit, from a histogram.
 
-    Pixels of a fine bin are taken at their mean logit: exact for 8- and 16-bit maps, and within 1e-4 for floats.
+    All pixels of a fine bin count at their mean logit: exact for 8- and 16-bit maps, and within 1e-4 for floats.
     """
     z, y, n = (torch.from_numpy(column) for column in histogram.by_label())
-    p = z.sigmoid() if calibrator is None else _on_cpu(calibrator, z)
+    p = z.sigmoid() if calibrator is None else _apply(calibrator, z)
     p_t = torch.where(y == 1, p, 1.0 - p).clamp(NLL_FLOOR, 1.0 - NLL_FLOOR)
     confidence, right = torch.maximum(p, 1.0 - p), (p > 0.5) == (y == 1)
     gap = n * (confidence - right.double())
@@ -46,8 +46,8 @@ def score_histogram(histogram: LogitHistogram, calibrator: Calibrator | None = N
 
 @torch.no_grad()
 def score_batches(batches: Batches, calibrator: Calibrator, ignore_index: int | None = None) -> tuple[Scores, Scores]:
-    """Scores before and after, in one pass."""
-    meters = [CalibrationMeter(BINS, calibrator.num_classes, ignore_index=ignore_index, boundary=False) for _ in "ab"]
+    """Return the scores before and after calibration, computed in one pass."""
+    meters = [CalibrationMeter(BINS, calibrator.num_classes, ignore_index=ignore_index, boundary=False) for _ in "12"]
     for item in batches():
         batch = Batch(*item)
         meters[0].update(logits=batch.logits, masks=batch.masks)
@@ -57,7 +57,8 @@ def score_batches(batches: Batches, calibrator: Calibrator, ignore_index: int | 
     return before, after
 
 
-def _on_cpu(calibrator: Calibrator, z: Tensor) -> Tensor:
+def _apply(calibrator: Calibrator, z: Tensor) -> Tensor:
+    """Apply a calibrator to flat logits on its own device; return probabilities on the CPU."""
     device = next(iter(calibrator.buffers())).device
     with torch.no_grad():
         return calibrator(z.to(device).view(1, 1, 1, -1)).flatten().cpu()  # type: ignore[no-any-return]

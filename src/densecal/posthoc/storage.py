@@ -1,4 +1,4 @@
-"""Calibrator files: JSON, and safetensors beside it for networks; reading one executes nothing."""
+"""Calibrator files: JSON, and for networks safetensors beside it; reading a file runs no code from it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from densecal.posthoc.base import VERSION, Calibrator
 from densecal.posthoc.registry import find
 
 MAX_BYTES = 1 << 26
-"""Larger files are refused unread."""
+"""Larger files are refused."""
 _SUFFIX = ".safetensors"
 
 
 def save(calibrator: Calibrator, path: str | Path) -> None:
-    """Write a calibrator, atomically; a network's weights go into a file of the same stem beside it."""
+    """Write a calibrator atomically; the weights of a network go into a file of the same stem beside it."""
     path = Path(path)
     data = calibrator.to_json()
     weights = calibrator.extra_state()
     if weights:
         content = _safetensors().save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
-        beside = path.with_suffix(_SUFFIX)
-        write_atomically(beside, lambda stream: stream.write(content))
-        data |= {"weights": beside.name, "sha256": hashlib.sha256(content).hexdigest()}
-    # as many digits as a float has: what is loaded equals what was saved
+        weights_path = path.with_suffix(_SUFFIX)
+        write_atomically(weights_path, lambda stream: stream.write(content))
+        data |= {"weights": weights_path.name, "sha256": hashlib.sha256(content).hexdigest()}
+    # JSON writes floats with all their digits, so what is loaded equals what was saved.
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
@@ -40,7 +40,7 @@ def load(path: str | Path) -> Calibrator:
         InputError: The file is not what `save` writes.
     """
     path = Path(path)
-    data = _decoded(path)
+    data = _decode(path)
     if data.get("densecal") != "calibrator":
         raise InputError(path, "JSON that is not a calibrator", '"densecal": "calibrator"')
     if data.get("version") != VERSION or isinstance(data["version"], bool):
@@ -53,11 +53,11 @@ def load(path: str | Path) -> Calibrator:
     return calibrator
 
 
-def _decoded(path: Path) -> dict[str, Any]:
+def _decode(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(_read(path).decode("utf-8"))
     except RecursionError:
-        raise InputError(path, "JSON nested without end", "a calibrator file") from None
+        raise InputError(path, "JSON nested too deeply", "a calibrator file") from None
     except ValueError as error:
         if isinstance(error, InputError):
             raise
@@ -71,21 +71,21 @@ def _load_weights(calibrator: Calibrator, expected: dict[str, Tensor], path: Pat
     name, digest = data.get("weights"), data.get("sha256")
     if not isinstance(name, str) or not name.endswith(_SUFFIX) or Path(name).name != name or "\\" in name:
         raise InputError(path, f"weights {str(name)[:100]!r}", f"the name of a {_SUFFIX} file beside it, no path")
-    beside = path.with_name(name)
-    content = _read(beside)
+    weights_path = path.with_name(name)
+    content = _read(weights_path)
     if hashlib.sha256(content).hexdigest() != digest:
-        raise InputError(beside, "cut short or changed since it was written", f"the content whose hash {path} has")
+        raise InputError(weights_path, "cut short or changed since it was written", f"the content hashed in {path}")
     try:
-        found = _safetensors().load(content)
+        tensors = _safetensors().load(content)
     except Exception as error:
-        raise InputError(beside, f"unreadable ({' '.join(str(error).split())[:100]})", "safetensors") from None
+        raise InputError(weights_path, f"unreadable ({' '.join(str(error).split())[:100]})", "safetensors") from None
     for key, tensor in expected.items():
-        given = found.get(key)
-        if given is None or given.shape != tensor.shape or given.dtype != tensor.dtype:
-            raise InputError(beside, f"no tensor {key} of shape {tuple(tensor.shape)}", f"weights of {path}")
-        if given.is_floating_point() and not bool(given.isfinite().all()):
-            raise InputError(beside, f"NaN or infinite numbers in {key}", "finite weights")
-    calibrator.load_state_dict({**calibrator.state_dict(), **{key: found[key] for key in expected}})
+        loaded = tensors.get(key)
+        if loaded is None or loaded.shape != tensor.shape or loaded.dtype != tensor.dtype:
+            raise InputError(weights_path, f"no tensor {key} of shape {tuple(tensor.shape)}", f"weights of {path}")
+        if loaded.is_floating_point() and not bool(loaded.isfinite().all()):
+            raise InputError(weights_path, f"NaN or infinite numbers in {key}", "finite weights")
+    calibrator.load_state_dict({**calibrator.state_dict(), **{key: tensors[key] for key in expected}})
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number for all logits, found in 1/T, where the NLL is convex (Guo 2017)."""
+"""Temperature scaling: one number for all logits, fitted in 1/T, where the NLL is convex (Guo 2017)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_PASSES = 60
 class Temperature(Calibrator):
     """p' = sigmoid(z / T), or softmax(z / T); the chosen class never changes.
 
-    T > 0 minimises the NLL, a convex function of s = 1/T: one logit by bracketing on a histogram, K logits by Newton
-    steps inside a bracket, a pass over the data each (about six).
+    T > 0 minimises the NLL, a convex function of s = 1/T. For one logit, s is bracketed on a histogram. For K logits,
+    Newton steps inside a bracket find it, with one pass over the data per step (about six).
 
     Args:
         num_classes: 1 for one sigmoid logit, K for K softmax logits.
@@ -39,11 +39,11 @@ class Temperature(Calibrator):
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Sigmoid or softmax of z / T."""
-        return self.squashed(z / self.temperature.to(z.dtype))
+        """Return the sigmoid or softmax of z / T."""
+        return self.squash(z / self.temperature.to(z.dtype))
 
     def check(self) -> None:
-        """T must be positive."""
+        """Raise ValueError unless T is positive."""
         if not self.temperature > 0:
             raise ValueError(f"temperature {float(self.temperature)}; expected a number above 0")
 
@@ -53,7 +53,7 @@ class Temperature(Calibrator):
 
 
 def _from_histogram(histogram: LogitHistogram) -> float:
-    """The root s of f(s) = mean((sigmoid(s z) - y) z), which rises with s."""
+    """Return the root s of f(s) = mean((sigmoid(s z) - y) z), which rises with s."""
     z, y, n = histogram.by_label()
     _check_solvable(bool(np.any((2 * y - 1) * z < 0)), slope_at_zero=float(n @ ((0.5 - y) * z)))
     f = _slope(z, y, n)
@@ -70,7 +70,7 @@ def _slope(z: Floats, y: Floats, n: Floats) -> Any:
     positive = y == 1
 
     def f(s: float) -> float:
-        # sigmoid(s z) - 1 as -sigmoid(-s z): no cancellation where the sigmoid is near 1
+        # sigmoid(s z) - 1 as -sigmoid(-s z): no cancellation where the sigmoid is near 1.
         residual = np.where(positive, -expit(-s * z), expit(s * z))
         return float(share @ (residual * z))
 
@@ -78,7 +78,7 @@ def _slope(z: Floats, y: Floats, n: Floats) -> Any:
 
 
 class _Sums(NamedTuple):
-    """Sums over the pixels of a pass; the slopes are those of the NLL in s."""
+    """Sums over the pixels of a pass; slopes and curvature are derivatives of the NLL in s."""
 
     pixels: float
     slope: float
@@ -88,7 +88,7 @@ class _Sums(NamedTuple):
 
 
 def _from_batches(batches: Batches, num_classes: int, ignore_index: int | None) -> float:
-    """Newton's method in s, kept inside the bracket that the signs of the slopes give."""
+    """Find s by Newton's method, inside the bracket that the signs of the slopes give."""
     low, high, s = 0.0, math.inf, 1.0
     for count in range(MAX_PASSES):
         sums = _pass(batches, num_classes, ignore_index, s)
@@ -102,7 +102,7 @@ def _from_batches(batches: Batches, num_classes: int, ignore_index: int | None) 
         new = s - sums.slope / sums.curvature if sums.curvature > 0 else math.nan
         if not low <= new <= high:
             new = 2.0 * s if high == math.inf else (low + high) / 2.0
-        if abs(new - s) <= 1e-6 * s:  # the error of the step just made is of the order of its square
+        if abs(new - s) <= 1e-6 * s:  # the remaining error is of the order of the step squared
             return new
         s = new
     raise InputError("temperature", f"no minimum after {MAX_PASSES} passes", "logits of a moderate scale")

@@ -17,11 +17,11 @@ MAX_PASSES = 40
 
 @register("vector")
 class VectorScaling(Calibrator):
-    """p' = softmax(w * log p + b), w and b of K entries, by maximum likelihood; may change the chosen class.
+    """p' = softmax(w * log p + b), w and b of K entries, by maximum likelihood; it may change the chosen class.
 
-    log p = log_softmax(z) takes the place of z: adding a constant to all logits of a pixel must not change the result,
+    It uses log p = log_softmax(z) instead of z. Adding a constant to all logits of a pixel must not change the result,
     and a folder of probability maps must give the same calibrator as the model that wrote them. The mean of b, which
-    has no effect, stays 0. Newton's method, a pass over the data each step (about eight).
+    has no effect, stays 0. Newton's method takes one pass over the data per step (about eight).
 
     Args:
         num_classes: K.
@@ -39,12 +39,12 @@ class VectorScaling(Calibrator):
         self.register_buffer("bias", torch.zeros(num_classes, dtype=torch.float64))
 
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Softmax of w * log p + b."""
+        """Return the softmax of w * log p + b."""
         w, b = (table.to(z.dtype).view(1, -1, 1, 1) for table in (self.weight, self.bias))
         return (w * z.log_softmax(dim=1) + b).softmax(dim=1)
 
     def check(self) -> None:
-        """One weight and one bias a class."""
+        """Raise ValueError unless there is one weight and one bias per class."""
         for name in self.tables:
             if self.get_buffer(name).numel() != self.num_classes:
                 raise ValueError(f"{name} of {self.get_buffer(name).numel()} numbers; expected {self.num_classes}")
@@ -80,12 +80,12 @@ def _check_classes(batches: Batches, K: int, ignore_index: int | None) -> None:
             "pixels of every class, or the calibrator temperature",
         )  # fmt: skip
     if not wrong:
-        found = "logits that choose the right class at every pixel, for which the best weights are infinite"
-        raise InputError("vector", found, "data on which the model is sometimes wrong")
+        problem = "logits that choose the right class at every pixel, for which the best weights are infinite"
+        raise InputError("vector", problem, "data on which the model is sometimes wrong")
 
 
 def _nll(batches: Batches, K: int, ignore_index: int | None, x: Floats) -> tuple[float, Floats, Floats]:
-    """Mean NLL at (w, b) with gradient and Hessian."""
+    """Return the mean NLL at (w, b) with gradient and Hessian."""
     w, b = torch.from_numpy(x[:K]), torch.from_numpy(x[K:])
     pixels, value = 0, 0.0
     gradient = torch.zeros(2 * K, dtype=torch.float64)
@@ -99,7 +99,7 @@ def _nll(batches: Batches, K: int, ignore_index: int | None, x: Floats) -> tuple
         residual = p.clone()
         residual.scatter_add_(1, y[:, None], torch.full_like(log_p[:, :1], -1.0))
         gradient += torch.cat([(residual * z).sum(0), residual.sum(0)]).cpu()
-        # p_k (1[k = l] - p_l) times the features (z, 1) of k and l
+        # The Hessian is p_k (1[k = l] - p_l) times the features (z, 1) of k and l.
         features = torch.cat([p * z, p], dim=1)
         own = torch.stack([(p * z * z).sum(0), (p * z).sum(0), p.sum(0)]).cpu()
         hessian -= (features.T @ features).cpu()

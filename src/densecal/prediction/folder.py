@@ -17,7 +17,7 @@ from densecal.io.map_files import FORMATS, write_map
 from densecal.metrics.entropy import normalised_entropy
 from densecal.prediction.predictor import Chunks, Predictor, grouped
 from densecal.prediction.tiles import Tiling
-from densecal.runtime.prefetch import prefetched
+from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
@@ -86,7 +86,7 @@ def _predict_share(
     """Write the maps of some batches of names; returns their number."""
     total = sum(len(names) for names in batches)
     done = 0
-    for group in prefetched(images, depth=1):
+    for group in prefetch(images, depth=1):
         for (name, image), chunks in zip(group, maps([image for _, image in group]), strict=True):
             write(out / name, chunks, image.shape[:2])
         done += len(group)

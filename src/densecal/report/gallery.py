@@ -28,7 +28,7 @@ from densecal.metrics.entropy import binary_entropy, normalised_entropy
 from densecal.metrics.levels import ROW_SCALARS
 from densecal.report import pictures
 from densecal.report.pictures import Picture
-from densecal.runtime.progress import Progress, retitled, silent
+from densecal.runtime.progress import Progress, retitle, silent
 
 if TYPE_CHECKING:
     from densecal.evaluation.model import ImageSet
@@ -151,7 +151,7 @@ def _map_examples(
     settings = Settings(full=False, classes=record.settings.classes, ignore_index=record.settings.ignore_index)
     again = evaluate(
         maps, masks, settings=settings, workers=workers, skip_bad=bool(record.skipped),
-        progress=retitled(progress, f"{record.name} on {record.dataset}"),
+        progress=retitle(progress, f"{record.name} on {record.dataset}"),
     )  # fmt: skip
     pairs = {pair.stem: pair for pair in find_pairs(maps, masks, skip_bad=True)[0]}
     examples = []

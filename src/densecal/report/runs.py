@@ -15,7 +15,7 @@ from densecal.io.documents import parse_json, read_text, read_yaml
 from densecal.report import pictures
 from densecal.report.gallery import Example, model_examples
 from densecal.report.pictures import Picture
-from densecal.runtime.progress import Progress, retitled, silent
+from densecal.runtime.progress import Progress, retitle, silent
 
 if TYPE_CHECKING:
     from densecal.evaluation.folders import Evaluation
@@ -110,7 +110,7 @@ def validate_run(run: Run, count: int, progress: Progress = silent) -> Validatio
     data = _fewer(load_validation_set(predictor.config.data, progress))
     evaluation = evaluate_model(
         predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16,
-        progress=retitled(progress, f"{run.name} on validation"),
+        progress=retitle(progress, f"{run.name} on validation"),
     )[run.name]  # fmt: skip
     source = predictor.config.data.model_dump_json(include={"images", "masks", "validation", "scenes", "size"})
     return Validation(evaluation, model_examples(evaluation, predictor, data, count), source)

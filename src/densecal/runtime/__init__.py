@@ -1,1 +1,1 @@
-"""What every package uses and none owns: registry, progress, worker processes, sharding, file locks. No NumPy here."""
+"""What every package uses: registry, progress, worker processes, sharding, file locks. No NumPy here."""

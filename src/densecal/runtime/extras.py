@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are needed, with one line that says how to get them."""
+"""Optional dependencies: imported where they are needed, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ def require(user: str, *packages: str, install: str | None = None) -> Any:
     """Import the first package of several that is installed.
 
     Args:
-        user: Who needs it, for the message.
+        user: What needs the package, for the message.
         packages: Importable names, any of which will do.
-        install: What to give to pip; the first package's own name unless given.
+        install: The argument of pip install; by default the first package's name.
 
     Raises:
-        ImportError: None of them is installed; says how to get one.
+        ImportError: None of them is installed; the message says how to install one.
     """
     for package in packages:
         try:
             return import_module(package)
         except ModuleNotFoundError as error:
-            # a package that is there and lacks one of its own parts is another problem
+            # An installed package that lacks one of its own dependencies is a different problem.
             if error.name not in (package, package.partition(".")[0]):
                 raise
     names = [package.partition(".")[0] for package in packages]

@@ -1,4 +1,4 @@
-"""One process at a time: locks that the system drops when their process ends, however it ends."""
+"""One process at a time: locks that the system releases when their process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from densecal.errors import InputError
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Try to hold the lock of a folder.
 
     Args:
@@ -31,15 +31,15 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def locked_file(path: Path, wait: bool) -> Iterator[bool]:
-    """Try to hold the lock that a file stands for; the file is there only while the lock is held.
+def lock_file(path: Path, wait: bool) -> Iterator[bool]:
+    """Try to hold the lock of a file, which exists only while the lock is held.
 
     Args:
         path: The lock file.
-        wait: Wait for a process that holds it.
+        wait: Wait while another process holds it.
 
     Yields:
-        Whether the lock is held; also ``False`` where no file can be created.
+        Whether the lock is held; also ``False`` if the file cannot be created.
     """
     try:
         lock = _acquire(path, wait)
@@ -64,7 +64,7 @@ def _release_later(lock: FileLock | None) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            # removed while it is held: whoever was waiting for this very file notices, and locks a new one
+            # Removed while still held: a process waiting for this file notices, and locks a new one.
             with contextlib.suppress(OSError):
                 Path(lock.lock_file).unlink()
             lock.release()

@@ -1,4 +1,4 @@
-"""Worker processes: how many, how they start, results in order, and none that outlives its parent."""
+"""Worker processes: how many, how they start, results in order, and no worker that outlives its parent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from densecal.errors import InputError
 T = TypeVar("T")
 
 _AHEAD = 3
-"""Calls per worker that are submitted before their results are wanted; more would only take memory."""
+"""Calls per worker that are submitted before their results are needed; more would only take memory."""
 
 
 def cores() -> int:
-    """Return how many cores this process may use, which can be fewer than the machine has."""
+    """Return the number of cores that this process may use, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -40,25 +40,25 @@ def map_in_processes(
     """Call a function in worker processes and yield its results in the order of the calls.
 
     Args:
-        function: Importable by the workers.
-        arguments: The arguments of each call, taken shortly before it is submitted.
-        workers: Processes; the calls are made in this process if it is 1.
+        function: A function that the workers can import.
+        arguments: The arguments of each call, read shortly before the call is submitted.
+        workers: Number of processes; if it is 1, the calls are made in this process.
         preload: Modules that are imported once for all workers.
         start: Called first in every worker.
-        start_arguments: Its arguments.
+        start_arguments: Arguments of ``start``.
 
     Raises:
         InputError: A worker died.
     """
     if workers <= 1:
-        for given in arguments:
-            yield function(*given)
+        for call in arguments:
+            yield function(*call)
         return
     pending: deque[Future[T]] = deque()
     with _pool(workers, preload, start, start_arguments) as pool:
         try:
-            for given in arguments:
-                pending.append(pool.submit(function, *given))
+            for call in arguments:
+                pending.append(pool.submit(function, *call))
                 if len(pending) > _AHEAD * workers:
                     yield pending.popleft().result()
             while pending:
@@ -67,13 +67,13 @@ def map_in_processes(
             raise InputError(
                 "workers",
                 f"one of {workers} worker processes died",
-                'enough memory for them, and a script that guards its main part with if __name__ == "__main__"; '
-                "workers=1 needs neither",
+                'enough memory for them, and a script that guards its main part with if __name__ == "__main__" '
+                "(workers=1 needs neither)",
             ) from None
 
 
 def start_worker() -> None:
-    """Let the parent answer the keyboard, and end this worker when the parent is killed."""
+    """Leave Ctrl-C to the parent, and end this worker when the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -88,7 +88,7 @@ def start_worker() -> None:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, which a process that is started meanwhile inherits."""
+    """Set environment variables for the processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -105,7 +105,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _pool(
     workers: int, preload: Sequence[str], start: Callable[..., None] | None, start_arguments: tuple[Any, ...]
 ) -> Iterator[ProcessPoolExecutor]:
-    # not fork: the caller may hold threads and a CUDA context
+    # Not fork: the caller may have threads and a CUDA context.
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if context.get_start_method() == "forkserver" and preload:

@@ -1,4 +1,4 @@
-"""Work done ahead by a thread."""
+"""Iterating ahead in a thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def prefetched(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """Run an iterator in a thread, a few items ahead; its errors surface here."""
+def prefetch(items: Iterator[T], depth: int = 2) -> Iterator[T]:
+    """Run an iterator in a thread, a few items ahead; its errors are raised here."""
     ready: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(maxsize=depth)
     stop = threading.Event()
 
@@ -37,7 +37,7 @@ def prefetched(items: Iterator[T], depth: int = 2) -> Iterator[T]:
             yield item  # type: ignore[misc]
     finally:
         stop.set()
-        while thread.is_alive():  # a full queue would keep the thread waiting
+        while thread.is_alive():  # a full queue would block the thread
             try:
                 ready.get_nowait()
             except queue.Empty:

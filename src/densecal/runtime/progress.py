@@ -1,4 +1,4 @@
-"""How long work says how far it is: one protocol for every command, function and worker."""
+"""How long-running work reports its progress: one protocol for every command, function and worker."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Called again and again while something is being done."""
+    """A callable that is told about progress again and again."""
 
     def __call__(self, title: str, done: int, total: int, /, **figures: float) -> None:
-        """Hear how far it is.
+        """Report progress.
 
         Args:
             title: What is being done.
-            done: Steps done.
-            total: Steps in all.
-            **figures: What was measured so far, such as ``loss``.
+            done: Number of steps done.
+            total: Number of all steps.
+            **figures: Figures measured so far, such as ``loss``.
         """
         ...
 
 
 def silent(title: str, done: int, total: int, /, **figures: float) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
-def retitled(progress: Progress, title: str) -> Progress:
-    """Report under another title than the one that the work gives itself."""
+def retitle(progress: Progress, title: str) -> Progress:
+    """Return a progress report under another title than the one that the work itself gives."""
 
     def report(_: str, done: int, total: int, /, **figures: float) -> None:
         progress(title, done, total, **figures)
@@ -36,14 +36,14 @@ def retitled(progress: Progress, title: str) -> Progress:
     return report
 
 
-def tracked(items: Iterable[T], title: str, progress: Progress, total: int | None = None) -> Iterator[T]:
-    """Yield items and report each one when the next is asked for.
+def track(items: Iterable[T], title: str, progress: Progress, total: int | None = None) -> Iterator[T]:
+    """Yield items and report each as done when the next is requested.
 
     Args:
-        items: What is worked through.
+        items: The items to work through.
         title: What is being done.
-        progress: Told how far it is.
-        total: How many there are, where ``items`` does not know.
+        progress: Called after every item.
+        total: Number of items, if ``items`` has no length.
     """
     if total is None:
         assert isinstance(items, Sized)

@@ -1,4 +1,4 @@
-"""Things with names: one decorator that registers a class or function, one way to find it and to make one of it."""
+"""Classes and functions by name: a decorator registers one, `find` returns it, `create` calls it."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ class Registry(Generic[T]):
     """Classes, or functions that build something, by name.
 
     Args:
-        kind: What they are called in messages, such as "method".
+        kind: What messages call them, such as "method".
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._known: dict[str, T] = {}
+        self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Make the decorated class or function available under a name."""
 
         def add(item: T) -> T:
-            if name in self._known:
-                raise ValueError(f"{self.kind} {name!r} is already registered by {self._known[name].__qualname__}")
-            self._known[name] = item
+            if name in self._items:
+                raise ValueError(f"{self.kind} {name!r} is already registered by {self._items[name].__qualname__}")
+            self._items[name] = item
             return item
 
         return add
 
     def names(self) -> list[str]:
         """List the registered names."""
-        return sorted(self._known)
+        return sorted(self._items)
 
     def find(self, name: str, where: str | None = None) -> T:
         """Return what is registered under a name.
 
         Args:
             name: One of `names()`.
-            where: The file or key that an error names; the kind unless given.
+            where: The file or key that an error names; by default the kind.
 
         Raises:
             InputError: There is no such name.
         """
-        if name not in self._known:
+        if name not in self._items:
             question = suggestion(name, self.names())
-            known = f"one of {', '.join(self.names())}" + (f" ({question})" if question else "")
-            raise InputError(where or self.kind, repr(name)[:100], known)
-        return self._known[name]
+            expected = f"one of {', '.join(self.names())}" + (f" ({question})" if question else "")
+            raise InputError(where or self.kind, repr(name)[:100], expected)
+        return self._items[name]
 
     def options(self, name: str) -> list[str]:
-        """List the options that the class or function of a name takes, its own before inherited ones."""
+        """List the options of a registered class or function, its own before inherited ones."""
         item = self.find(name)
         options: list[str] = []
         for source in _signatures(item):
@@ -63,7 +63,7 @@ class Registry(Generic[T]):
         return options
 
     def create(self, name: str, **given: Any) -> Any:
-        """Call the class or function of a name.
+        """Call a registered class or function.
 
         Raises:
             InputError: There is no such name.
@@ -75,17 +75,17 @@ class Registry(Generic[T]):
                 raise TypeError(
                     f"{self.kind} {name!r}: unknown option {option!r}; expected one of {', '.join(allowed)}"
                 )
-        return self._known[name](**given)
+        return self._items[name](**given)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the known names that are close to a misspelt one as a question; nothing if none is."""
+    """Return the known names that are close to a misspelt one as a question, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=5)
     return f"did you mean {', '.join(close)}?" if close else ""
 
 
 def _signatures(item: Callable[..., Any]) -> Iterable[list[inspect.Parameter]]:
-    """The parameters of a function, or those of a class's constructor and of all that it passes options on to."""
+    """Yield the parameters of a function, or of a class's constructor and of those that it passes options on to."""
     if not inspect.isclass(item):
         yield list(inspect.signature(item).parameters.values())
         return

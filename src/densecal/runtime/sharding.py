@@ -1,7 +1,7 @@
-"""Several processes that share one piece of work: who has which part, and how the parts come together.
+"""Several processes that share one piece of work: which part each one does, and how the parts are gathered.
 
-Started by torchrun (`RANK`, `WORLD_SIZE` and the address of the first process in the environment) a command joins the
-others over gloo, on one machine or many.
+A command that torchrun started (with `RANK`, `WORLD_SIZE` and the address of the first process in the environment)
+joins the others over gloo, on one machine or many.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from densecal.errors import InputError
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=24)
-"""How long a process waits for the slowest."""
+"""How long a process waits for the slowest one."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Processes:
     """The processes that work together.
 
     Attributes:
-        rank: Which of them this is; the first, 0, alone prints and writes.
-        count: How many they are.
-        local: How many of them run on this machine.
+        rank: Number of this process; only the first, 0, prints and writes.
+        count: Number of processes.
+        local: Number of processes on this machine.
     """
 
     rank: int = 0
@@ -37,33 +37,33 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+        """Whether this is the process that prints and writes."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This process's consecutive part; parts by rank are the whole and differ in length by at most one."""
+        """Return the consecutive items of this process; shares differ in length by at most one."""
         begin, end = (len(items) * rank // self.count for rank in (self.rank, self.rank + 1))
         return items[begin:end]
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes by rank, on the first; nothing on the others. All have to call it."""
+        """Return the values of all processes by rank on the first, an empty list on the others; all must call it."""
         if self.count == 1:
             return [value]
         from torch import distributed
 
         values: list[T | None] | None = [None] * self.count if self.first else None
         distributed.gather_object(value, values, dst=0)
-        return [one for one in values or () if one is not None]
+        return [gathered for gathered in values or () if gathered is not None]
 
     def use_own_gpu(self) -> None:
-        """Make "cuda" mean another GPU for every process of a machine, as far as there are so many."""
+        """Make "cuda" mean a different GPU for every process of a machine, as far as there are enough."""
         import torch
 
         if self.count > 1 and torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
     def workers(self) -> int:
-        """Cores of this machine for each of the processes on it."""
+        """Return the number of cores per process on this machine."""
         return max(1, (os.cpu_count() or 1) // self.local)
 
 
@@ -78,15 +78,15 @@ def is_first_process() -> bool:
 
 
 def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
-    """Make the process group where torchrun has started the processes of one machine again; else do nothing.
+    """Create the process group if torchrun has restarted the processes of one machine; else do nothing.
 
-    torchrun hands the store of the attempt before to the next one. A process that finds the address of a dead one there
-    waits for it until the timeout, so every attempt keeps its keys apart. Machines do not count attempts alike, so
-    for several of them the store must not be shared: ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.
+    torchrun passes the store of one attempt on to the next. A process that reads the address of a dead process there
+    waits for it until the timeout, so every attempt uses its own keys. Machines may count attempts differently, so
+    several machines must not share the store: ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.
 
     Args:
-        backend: Of the process group.
-        timeout: How long a process waits for the others; the backend's own if ``None``.
+        backend: Backend of the process group.
+        timeout: How long a process waits for the others; by default the backend's own timeout.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1" or os.environ.get("WORLD_SIZE", "1") == "1":
@@ -100,10 +100,10 @@ def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """Join the processes that torchrun started; alone where it did not.
+def join_processes() -> Iterator[Processes]:
+    """Join the processes that torchrun started, if it did.
 
-    Bad input that one process meets is to be gathered and raised by the first; the others end without a word.
+    Bad input of any process is gathered and raised by the first; the others end silently.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or "RANK" not in os.environ:

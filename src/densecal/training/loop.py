@@ -25,8 +25,8 @@ from densecal.io.documents import read_yaml
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
-from densecal.runtime.lock import locked
-from densecal.runtime.prefetch import prefetched
+from densecal.runtime.lock import lock_folder
+from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import join_after_restart
 from densecal.training import checkpoint
@@ -64,7 +64,7 @@ def train(config: Config, out: Path, resume: bool = False, progress: Progress = 
     join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
     try:
-        with locked(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as held:
+        with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as held:
             if not held:
                 raise InputError(out, "another process is training into it", "another folder, or wait until it ends")
             return _train(config, out, resume, progress, fabric)
@@ -236,7 +236,7 @@ def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[
         for batch in batches:
             yield batch, *samples.batch(batch.ids.clip(min=0))
 
-    for batch, images, masks in gathered() if run.resident else prefetched(gathered()):
+    for batch, images, masks in gathered() if run.resident else prefetch(gathered()):
         on_device = to_device(
             images, masks, run.fabric.device, run.config.data.classes, run.config.engine.channels_last
         )

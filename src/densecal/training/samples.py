@@ -18,7 +18,7 @@ from densecal.data import Source, open_source, pack, split
 from densecal.data.scenes import generate
 from densecal.data.sources import SampleSource
 from densecal.errors import InputError
-from densecal.runtime.progress import Progress, retitled, silent
+from densecal.runtime.progress import Progress, retitle, silent
 from densecal.training.config import DataConfig, ScenesConfig
 
 
@@ -176,7 +176,7 @@ def open_data(config: DataConfig, progress: Progress = silent) -> Data:
             Path(config.cache) / side if config.cache else _cache_folder(config, part),
             classes=config.classes,
             workers=config.workers,
-            progress=retitled(progress, f"Packing {side} images"),
+            progress=retitle(progress, f"Packing {side} images"),
             ignore_index=config.ignore_index,
         )
         sides.append(packed)
