@@ -72,7 +72,7 @@ def test_the_best_of_a_data_set_is_marked_in_the_table(page):
     table = table[: table.index("</table>")]
     column = re.findall(r'<button type="button">(.*?)</button>', table).index("ECE")
     values = []
-    for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table):
+    for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table, re.DOTALL):
         cell = re.findall(r"<t[hd][^>]*>.*?</t[hd]>", row)[column]
         values.append((float(re.search(r'data-value="([^"]+)"', cell)[1]), "★" in cell))
     assert [value for value, _ in values] == [r.calibration["ece_ew"] for r in page.records]
@@ -85,7 +85,7 @@ def test_the_summary_marks_all_that_tie_as_shown(page):
         with_figures(first, name="a", accuracy=0.90001, ece_ew=0.01),
         with_figures(second, name="b", accuracy=0.9, ece_ew=0.02),
     ]
-    card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)))[0]
+    card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)), re.DOTALL)[0]
     figures = dict(re.findall(r"<dt>(.*?)</dt>(.*?)</div>", card))
     assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["Acc."]) == [("★ a", "90.00 %"), ("★ b", "90.00 %")]
     assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["ECE"]) == [("★ a", "1.00 %")]

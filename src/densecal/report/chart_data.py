@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 
 from densecal.evaluation.record import Curve, OutOfDistribution, Record
 from densecal.report.gallery import Example
@@ -35,7 +36,7 @@ class Colours:
 
 def page_data(
     records: Sequence[Record], runs: Sequence[Run], examples: Sequence[Example], album: Album, budget: int
-) -> str:
+) -> Markup:
     """Everything the script needs, safe to stand inside a script element.
 
     Args:
@@ -52,14 +53,13 @@ def page_data(
         "ood": [_outside(record, entry) for record in records for entry in record.ood],
         "gallery": [_example(example, album) for example in examples],
     }
-    head = embedded(data)
-    return f'{head[:-1]},"pictures":{embedded(album.packed(budget - len(head)))}}}'
+    data["pictures"] = album.packed(budget - len(embedded({**data, "pictures": []})))
+    return embedded(data)
 
 
-def embedded(value: Any) -> str:
-    """JSON that no browser can take for markup, whatever names it holds; NaN and infinity become null."""
-    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+def embedded(value: Any) -> Markup:
+    """Return JSON that no browser can take for markup, whatever names it holds. NaN and infinity become null."""
+    return htmlsafe_json_dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def _record(record: Record, colours: Colours) -> Json:
