@@ -16,7 +16,7 @@ from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Example
 from densecal.report.page import MOST_BYTES, Page, write_page
-from densecal.report.pictures import mask, photo, share
+from densecal.report.pictures import mask, photo, unit_map
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.material import COUNT, DATASET, SHY, SURE, run, small_page, with_figures
 
@@ -381,9 +381,9 @@ def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
         pictures = {
             "image": photo(noise.clip(0, 255).astype(np.uint8)),
             "mask": mask(distance > 0),
-            "prediction": share("probability", p),
-            "confidence": share("confidence", 2 * np.abs(p - 0.5)),
-            "entropy": share("entropy", 1 - 2 * np.abs(p - 0.5)),
+            "prediction": unit_map("probability", p),
+            "confidence": unit_map("confidence", 2 * np.abs(p - 0.5)),
+            "entropy": unit_map("entropy", 1 - 2 * np.abs(p - 0.5)),
         }
         confidence, accuracy = rng.uniform(0.7, 1, 2)
         examples.append(Example("one", "many", f"image {i}", confidence, accuracy, float(rng.random()), pictures))

@@ -159,7 +159,7 @@ def test_equal_names_are_told_apart(folder, runs, tmp_path):
         ("a.json", '{"name": "x"}', "dataset: missing; expected text"),
         ("a.json", '{"evaluations": [4]}', r"evaluations\.0: 4; expected an object"),
         ("a.json", '{"name": 3, "dataset": "x"}', "name: 3; expected text"),
-        ("run/log.jsonl", "{}", "no line of a log"),
+        ("run/log.jsonl", "{}", "not an entry of a log"),
         ("run/log.jsonl", '{"epoch": 1, "loss": 1, "validation": 3}', "damaged figures"),
     ],
 )

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from evaluations and runs; it needs no network and runs no script but its own."""
+"""One self-contained HTML page of evaluations and runs. It needs no network and runs no script but its own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from densecal.report.runs import Run
 from densecal.report.tables import by_dataset, used_columns
 
 MOST_BYTES = 5_000_000
-"""No page is larger, whatever the number of images."""
+"""Largest size of a page, whatever the number of images."""
 _SCRIPTS = ("charts.js", "diagrams.js", "page.js", "gallery.js")
 
 
 @dataclass
 class Page:
-    """What goes on the page.
+    """The content of the page.
 
     Attributes:
         title: Heading.
@@ -39,7 +39,7 @@ class Page:
         runs: Training runs.
         examples: Images of the gallery.
         notes: What the reader should know, plain text.
-        commands: How to make this again.
+        commands: Commands that make the page again.
     """
 
     title: str
@@ -63,14 +63,14 @@ def write_page(page: Page, path: Path) -> int:
     """Write the page as one HTML file that needs no network.
 
     Args:
-        page: What goes on it.
+        page: The content.
         path: The file.
 
     Returns:
         Its size in bytes.
 
     Raises:
-        InputError: There are more pictures than fit.
+        InputError: The pictures do not fit at any size.
     """
     text = page_text(page)
     write_text(path, text)

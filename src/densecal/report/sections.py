@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from densecal.evaluation.record import PairedDifference, Record
 from densecal.report.runs import Run
-from densecal.report.tables import COLUMNS, Column, best_values, by_dataset
+from densecal.report.tables import COLUMNS, Column, best_values, by_dataset, fixed, percent
 
 TITLES = {
     "ece_ew": "expected calibration error, equal-width bins",
@@ -77,7 +77,7 @@ def summary_cards(records: Sequence[Record]) -> list[Card]:
             max(record.images for record in group),
             [figure for column in columns if (figure := _card_figure(group, column)).best],
         )
-        for dataset, group in by_dataset(list(records)).items()
+        for dataset, group in by_dataset(records).items()
     ]
 
 
@@ -89,8 +89,8 @@ def difference_rows(paired: Sequence[PairedDifference]) -> list[tuple[PairedDiff
 def method_rows(records: Sequence[Record], columns: Sequence[Column]) -> list[tuple[Record, list[Cell]]]:
     """Return every method on every data set, with the best of each data set marked."""
     rows = []
-    for group in by_dataset(list(records)).values():
-        best = best_values(group, list(columns))
+    for group in by_dataset(records).values():
+        best = best_values(group, columns)
         rows += [(record, [_cell(record, column, best[column.key]) for column in columns]) for record in group]
     return rows
 
@@ -101,8 +101,8 @@ def training_rows(runs: Sequence[Run]) -> list[list[str]]:
     for run in runs:
         last = run.log[-1]
         best = min(run.log, key=lambda line: _brier(line["validation"]))
-        figures = [_percent(last["validation"].get(key)) for key in ("ece_ew", "oe_ew", "brier", "accuracy")]
-        rows.append([run.name, str(int(last["epoch"])), str(int(best["epoch"])), _fixed(last["loss"], 4), *figures])
+        figures = [percent(last["validation"].get(key)) for key in ("ece_ew", "oe_ew", "brier", "accuracy")]
+        rows.append([run.name, str(int(last["epoch"])), str(int(best["epoch"])), fixed(last["loss"], 4), *figures])
     return rows
 
 
@@ -112,8 +112,8 @@ def ood_rows(records: Sequence[Record]) -> list[list[str]]:
     for record in records:
         for entry in record.ood:
             calibration = entry.record.calibration
-            figures = [_percent(calibration.get(key)) for key in ("ece_ew", "oe_ew", "accuracy", "mean_confidence")]
-            separation = [_fixed(entry.auroc, 3), _fixed(entry.fpr95, 3)]
+            figures = [percent(calibration.get(key)) for key in ("ece_ew", "oe_ew", "accuracy", "mean_confidence")]
+            separation = [fixed(entry.auroc, 3), fixed(entry.fpr95, 3)]
             images = f"{entry.record.images:,}"
             rows.append([record.name, entry.dataset, record.dataset, images, *figures, *separation])
     return rows
@@ -167,11 +167,3 @@ def _interval(record: Record, column: Column) -> str:
 def _brier(validation: Mapping[str, float | None]) -> float:
     value = validation.get("brier")
     return math.inf if value is None else value
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else _fixed(100 * value, 2)
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
