@@ -1,4 +1,4 @@
-"""The page as text: whole without a network, names escaped, and no larger than it may be."""
+"""The page as text: self-contained, with escaped names, and within its size limit."""
 
 from __future__ import annotations
 

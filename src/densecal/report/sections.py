@@ -17,7 +17,7 @@ TITLES = {
     "ece_sweep": "expected calibration error, monotone equal-mass bins",
     "ece_foreground": "expected calibration error of the foreground probability",
     "brier": "Brier score",
-    "accuracy": "share of right pixels",
+    "accuracy": "share of correct pixels",
     "f_max": "best F over thresholds, maps stretched",
     "e_max": "best E over thresholds, maps stretched",
     "s_measure": "S-measure",
