@@ -196,7 +196,7 @@ def test_a_network_of_one_size_is_exported_at_that_size(tmp_path, monkeypatch, c
     printed = capsys.readouterr()
     assert "any batch, 64 x 64 pixels only" in printed.out
     assert printed.out.count("largest difference") == 2
-    assert "depends on the size" in printed.err
+    assert "depends on the image size" in printed.err
     assert probabilities(tmp_path / "model.onnx", np.zeros((5, 3, 64, 64), np.float32)).shape == (5, 1, 64, 64)
     with pytest.raises(Exception, match="Expected: 64"):
         probabilities(tmp_path / "model.onnx", np.zeros((1, 3, 96, 96), np.float32))

@@ -99,7 +99,7 @@ def _lead(evaluations: list[Evaluation]) -> list[str]:
 
 def _with_truth(example: Example, scenes: Scenes) -> Example:
     """Add what no photograph has: the probability from which the mask was drawn."""
-    truth = pictures.share("probability", scenes.probability[int(example.name)])
+    truth = pictures.unit_map("probability", scenes.probability[int(example.name)])
     image, mask, *others = example.pictures
     order = [image, mask, "true probability", *others]
     found = {**example.pictures, "true probability": truth}

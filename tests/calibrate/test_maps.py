@@ -286,7 +286,7 @@ def test_a_run_takes_no_masks(trained, tmp_path):
     fit = ("calibrate", "fit", "platt", trained / "run", trained / "masks", "--out", tmp_path / "cal.json")
     code, _, error = run(*fit)
     assert code == 2
-    assert "a run knows its own data" in error
+    assert "nothing, because a run has its own data" in error
 
 
 # ------------------------------------------------------------------ bad input

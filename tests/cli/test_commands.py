@@ -1,4 +1,4 @@
-"""What every command has: two ways to start it, mistakes told before heavy imports and before the work, limits."""
+"""What the commands have in common: two ways to start them, and mistakes reported before imports and work."""
 
 import inspect
 import os
@@ -33,7 +33,7 @@ def test_both_modules_can_be_run(module):
         (["report", "run", "--masks", "masks", "--out", "x.html"], "densecal.report.collect"),
     ],
 )
-def test_mistakes_are_told_before_heavy_imports(arguments, heavy):
+def test_mistakes_are_reported_before_heavy_imports(arguments, heavy):
     code = (
         f"import sys; sys.argv = ['densecal', *{arguments!r}]\n"
         f"from densecal import cli\n"
@@ -63,7 +63,7 @@ def test_without_the_packages_of_training_one_line_says_so(missing, arguments, t
     assert done.stderr == f"densecal: {missing}: not installed; expected pip install 'densecal[train]'\n"
 
 
-def test_torchmetrics_does_not_hold_training_up_and_is_there_afterwards():
+def test_torchmetrics_does_not_delay_training_and_can_be_imported_afterwards():
     code = (
         "import sys\nfrom densecal.cli.common import import_fabric\n"
         "import_fabric()\nprint('lightning_fabric' in sys.modules, 'torchmetrics' in sys.modules)\n"
@@ -75,7 +75,7 @@ def test_torchmetrics_does_not_hold_training_up_and_is_there_afterwards():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A map that is its own mask."""
+    """A folder with one map, which is its own mask."""
     (tmp_path / "maps").mkdir()
     Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "maps" / "x.png")
     (tmp_path / "file").write_text("in the way")
@@ -83,7 +83,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "target", "found"),
+    ("option", "target", "reason"),
     [
         ("--json", "maps", "it is a folder"),
         ("--csv", "file/x.csv", "file is a file"),
@@ -92,23 +92,23 @@ def folder(tmp_path):
         ("--figures", "locked/figures", "Permission denied"),
     ],
 )
-def test_targets_of_evaluate_are_checked_before_scoring(folder, tmp_path, monkeypatch, option, target, found):
+def test_targets_of_evaluate_are_checked_before_scoring(folder, tmp_path, monkeypatch, option, target, reason):
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
     monkeypatch.setattr("densecal.evaluation.folders.evaluate", lambda *_, **__: pytest.fail("it was scored"))
     (tmp_path / "locked").mkdir()
     code, _, err = run("evaluate", folder, folder, option, tmp_path / target)
     assert code == 2
     assert err.startswith(f"densecal: {tmp_path / target}: cannot be written (")
-    assert found in err
+    assert reason in err
     assert err.count("\n") == 1
 
 
-def test_targets_in_folders_that_are_not_there_yet_are_fine(folder, tmp_path):
+def test_targets_may_be_in_new_folders(folder, tmp_path):
     code, _, err = run("evaluate", folder, folder, "--json", tmp_path / "a" / "b" / "x.json", "--workers", 1)
     assert code == 0, err
     assert (tmp_path / "a" / "b" / "x.json").is_file()
 
 
-def test_the_commands_have_one_limit_of_pixels():
+def test_the_commands_have_the_same_limit_of_pixels():
     for command in (evaluate, predict):
         assert inspect.signature(command).parameters["max_pixels"].default is MAX_PIXELS

@@ -1,4 +1,4 @@
-"""Output that cannot be written: a full disk, a folder where none can be made, or one that another process uses."""
+"""Output that cannot be written: a full disk, a folder that cannot be created, or one that another process uses."""
 
 import os
 import resource
@@ -19,25 +19,25 @@ from tests.training.common import SMALL, command, end_state, environment, log_li
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A run, scenes, and a benchmark's matrix."""
-    place = tmp_path_factory.mktemp("outputs")
-    train(small_config("optim.epochs=1"), place / "run")
-    write(generate(4, 48, seed=3), place / "scenes")
+def inputs(tmp_path_factory):
+    """A folder with a run, scenes, and a benchmark's matrix."""
+    inputs = tmp_path_factory.mktemp("outputs")
+    train(small_config("optim.epochs=1"), inputs / "run")
+    write(generate(4, 48, seed=3), inputs / "scenes")
     settings = {"recipe": "demo", "overrides": SMALL[:6], "methods": ["bce"]}
-    (place / "matrix.yaml").write_text(yaml.safe_dump(settings))
-    return place
+    (inputs / "matrix.yaml").write_text(yaml.safe_dump(settings))
+    return inputs
 
 
-def commands(place: Path, out: Path) -> dict[str, list[str]]:
-    masks, images = place / "scenes" / "masks", place / "scenes" / "images"
+def commands(inputs: Path, out: Path) -> dict[str, list[str]]:
+    masks, images = inputs / "scenes" / "masks", inputs / "scenes" / "images"
     return {
         "train": train_command(out, "engine.loggers=[]"),
         "evaluate": command("evaluate", masks, masks, "--metrics", "fast", "--workers", 1, "--json", out / "e.json"),
-        "predict": command("predict", place / "run", images, "--out", out),
+        "predict": command("predict", inputs / "run", images, "--out", out),
         "calibrate fit": command("calibrate", "fit", "isotonic", masks, masks, "--out", out / "cal.json"),
-        "benchmark": command("benchmark", place / "matrix.yaml", "--out", out),
-        "data pack": command("data", "pack", place / "scenes", "--size", 32, "--workers", 1, "--out", out / "cache"),
+        "benchmark": command("benchmark", inputs / "matrix.yaml", "--out", out),
+        "data pack": command("data", "pack", inputs / "scenes", "--size", 32, "--workers", 1, "--out", out / "cache"),
     }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ NAMES = ["train", "evaluate", "predict", "calibrate fit", "benchmark", "data pac
 
 
 def assert_one_line(arguments: list[str], out: Path) -> None:
-    """Run a command in this process; its last line names the place."""
+    """Run a command in this process, and check that its last line names the output."""
     code, _, errors = running.run(*arguments[3:])
     assert code == 2, errors
     assert errors.splitlines()[-1].startswith(f"densecal: {out}"), errors
@@ -53,28 +53,28 @@ def assert_one_line(arguments: list[str], out: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_folder_that_cannot_be_made_is_one_line(place, tmp_path, name):
+def test_a_folder_that_cannot_be_created_is_one_line(inputs, tmp_path, name):
     (tmp_path / "file").write_text("in the way")
-    assert_one_line(commands(place, tmp_path / "file" / "out")[name], tmp_path / "file")
+    assert_one_line(commands(inputs, tmp_path / "file" / "out")[name], tmp_path / "file")
 
 
 def test_a_file_system_that_cannot_be_written_is_one_line():
-    # not by permissions, which do not bind the superuser
+    # permissions would not stop the superuser
     out = Path("/proc/densecal")
     assert_one_line(train_command(out), out)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_full_disk_is_one_line(place, tmp_path, name):
+def test_a_full_disk_is_one_line(inputs, tmp_path, name):
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
     try:
-        assert_one_line(commands(place, out)[name], out)
+        assert_one_line(commands(inputs, out)[name], out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     left = [path for path in out.rglob("*") if path.is_file()] if out.exists() else []
-    assert left == [], "half a file is none"
+    assert left == [], "no partial file may stay"
 
 
 def test_a_run_folder_has_one_process_at_a_time(tmp_path):
@@ -87,7 +87,7 @@ def test_a_run_folder_has_one_process_at_a_time(tmp_path):
         first.send_signal(signal.SIGKILL)
     assert second.returncode == 2
     assert "another process is training into it" in second.stderr
-    # the lock ends with the process that held it, however that ended
+    # the lock is released when its process ends, even if it is killed
     with lock_folder(out) as mine:
         assert mine
 
@@ -106,7 +106,7 @@ def test_torchrun_restarts_from_the_last_checkpoint_when_a_process_is_killed(tmp
     out = tmp_path / "killed"
     log = out / "log.jsonl"
     with subprocess.Popen(
-        trained_by_two(out), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        two_process_command(out), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= 2):
             time.sleep(0.01)
@@ -118,27 +118,27 @@ def test_torchrun_restarts_from_the_last_checkpoint_when_a_process_is_killed(tmp
         _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert "failed (exitcode: -9)" in errors
-    # the first epoch was not done again: its line still has the speed it was done at
+    # the first epoch was not repeated: its line still has the original speed
     assert log_lines(out)[0] == before[0]
     assert end_state(out) == whole_of_two
 
 
 @pytest.fixture(scope="module")
 def whole_of_two(tmp_path_factory):
-    """How a run of two processes ends that nobody disturbs."""
+    """The end state of a run of two processes without interruption."""
     out = tmp_path_factory.mktemp("two") / "whole"
-    done = run(trained_by_two(out))
+    done = run(two_process_command(out))
     assert done.returncode == 0, done.stderr
     return end_state(out)
 
 
-def trained_by_two(out: Path) -> list[str]:
+def two_process_command(out: Path) -> list[str]:
     python, _, module, *rest = train_command(out, "engine.devices=2", "optim.epochs=5", "engine.accelerator=cpu")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     return [python, *launcher, "-m", module, *rest, "--resume"]
 
 
 def _rank(child: str) -> str | None:
-    """The rank in a process's environment."""
+    """Return the rank in a process's environment."""
     pairs = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
     return next((pair[5:].decode() for pair in pairs if pair.startswith(b"RANK=")), None)

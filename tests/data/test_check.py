@@ -247,7 +247,7 @@ def test_the_command_says_so_with_its_exit_code_and_writes_everything(root: Path
 
 def test_the_command_says_that_there_were_no_masks(tmp_path: Path):
     images, masks = samples.folders(tmp_path / "set", ["a"])
-    assert "nothing is wrong; no masks were given, so only the images were looked at" in run(images)[1]
+    assert "nothing is wrong; no masks were given, so only the images were checked" in run(images)[1]
     assert "no masks were given" not in run(images, masks)[1]
 
 

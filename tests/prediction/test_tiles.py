@@ -292,7 +292,7 @@ def test_predict_in_tiles(runs, tmp_path, kind):
     [
         (["--tile", 100], "--tile: 100; expected a multiple of 32"),
         (["--tile", 64, "--overlap", 64], "--overlap: 64; expected a multiple of 32 from 0 to half of --tile 64"),
-        (["--overlap", 32], "--overlap: 32; expected --tile beside it"),
+        (["--overlap", 32], "--overlap: 32; expected --tile as well"),
         (
             ["--max-pixels", 20000],
             "200 x 150 pixels; expected at most 20,000 pixels (raise the limit with --max-pixels",

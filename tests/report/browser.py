@@ -1,4 +1,4 @@
-"""A headless Chromium driven over its DevTools pipe: real keys, real clicks, and every complaint of the console."""
+"""A headless Chromium, driven over its DevTools pipe: real keys, real clicks, and every error of the console."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ KEYS = {
     "End": ("", 35),
     "Home": ("", 36),
 }
-ANSWERS_WITHIN = 60
+ANSWER_SECONDS = 60
+# The browser reads commands from descriptor 3 and answers on 4. A zero byte ends each message.
 START = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -30,11 +31,10 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-# The browser reads commands from descriptor 3 and answers on 4, each message ended by a zero byte.
 
 
 class Browser:
-    """One page of a browser of its own."""
+    """A browser with one page."""
 
     def __init__(self, profile: Path) -> None:
         to_browser, self._commands = os.pipe()
@@ -62,7 +62,7 @@ class Browser:
 
     def close(self) -> None:
         """End the browser."""
-        os.close(self._commands)  # it ends when nobody can command it any more
+        os.close(self._commands)  # the browser ends when its command pipe closes
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -71,7 +71,7 @@ class Browser:
         os.close(self._messages)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; what happens meanwhile is noted."""
+        """Send a command, wait for its answer, and note the events in between."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -88,7 +88,7 @@ class Browser:
             self._note(answer)
 
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, timeout: float = 30) -> None:
-        """Load a file and wait until its script is done."""
+        """Load a file and wait until its script has run."""
         self.complaints.clear()
         self.requests.clear()
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -104,14 +104,14 @@ class Browser:
         self.settle()
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description"))
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Wait until two frames were drawn."""
+        """Wait until two frames have been drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def press(self, key: str, times: int = 1) -> None:
@@ -124,13 +124,13 @@ class Browser:
         self.settle()
 
     def point(self, selector: str, x: float = 0.5, y: float = 0.5, click: bool = False) -> None:
-        """Move the pointer over an element, at shares of its width and height; or click there."""
-        place = (
+        """Move the pointer over an element, at fractions of its width and height, and click there if asked."""
+        position = (
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect(); "
             f"return [b.left + {x} * b.width, b.top + {y} * b.height]; }})()"
         )
-        left, top = self.run(place)
+        left, top = self.run(position)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
         if click:
             for kind in ("mousePressed", "mouseReleased"):
@@ -150,8 +150,8 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            if not select.select([self._messages], [], [], ANSWERS_WITHIN)[0]:
-                raise TimeoutError(f"the browser said nothing for {ANSWERS_WITHIN} s")
+            if not select.select([self._messages], [], [], ANSWER_SECONDS)[0]:
+                raise TimeoutError(f"no answer from the browser for {ANSWER_SECONDS} s")
             data = os.read(self._messages, 1 << 20)
             if not data:
                 raise RuntimeError("the browser has ended")

@@ -1,4 +1,4 @@
-"""What the tests of the page are made of: maps of two methods, their evaluations, a run, and names that bite."""
+"""Material for the tests of the page: maps of two methods, their evaluations, a run, and names with markup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = 30
 
 
 def write_maps(folder: Path, count: int = COUNT, size: int = 24) -> Folders:
-    """Images, masks and maps of two methods: blobs, one method far too sure where it is wrong."""
+    """Write images of blobs, masks, and maps of two methods, one far too sure where it is wrong."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:size, :size] / size
     for name in ("images", "masks", "maps/shy", "maps/sure", "empty/shy", "empty/sure"):
@@ -51,8 +51,8 @@ def save(path: Path, values: NDArray[np.float64]) -> None:
 
 
 def evaluations(folders: Folders) -> list[Evaluation]:
-    """Both methods in and out of distribution."""
-    found = []
+    """Evaluate both methods in and out of distribution."""
+    evaluated = []
     for name, folder in FOLDERS.items():
         inside = evaluate(
             folders.predictions / folder, folders.masks, name=name, dataset=DATASET, settings=Settings(entropy=True)
@@ -60,33 +60,33 @@ def evaluations(folders: Folders) -> list[Evaluation]:
         outside = evaluate_ood(folders.predictions.parent / "empty" / folder, name=name, dataset="empty")
         assert outside is not None
         record = replace(inside.record, ood=(compare_ood(inside.record, outside.record),))
-        found.append(replace(inside, record=record))
-    return found
+        evaluated.append(replace(inside, record=record))
+    return evaluated
 
 
 def small_page(folder: Path) -> Page:
-    """A page with everything on it."""
+    """Return a page with every section."""
     folders = write_maps(folder)
-    found = evaluations(folders)
-    records = [Record.from_json(json.loads(json.dumps(e.record.to_json())), "records") for e in found]
+    evaluated = evaluations(folders)
+    records = [Record.from_json(json.loads(json.dumps(e.record.to_json())), "records") for e in evaluated]
     examples = []
     for record, name in zip(records, FOLDERS.values(), strict=True):
         own = Folders(folders.predictions / name, folders.masks, folders.images)
         examples += folder_examples([record], own, COUNT)
     return Page(
-        "report of <i>everything</i>", ["A lead & more."], records, paired_differences(found), [run(SURE)], examples,
-        ["a note with <script>window.pwned=1</script>"], ["densecal report x.json --out <file>"],
+        "report of <i>everything</i>", ["A lead & more."], records, paired_differences(evaluated), [run(SURE)],
+        examples, ["a note with <script>window.pwned=1</script>"], ["densecal report x.json --out <file>"],
     )  # fmt: skip
 
 
 def with_figures(record: Record, name: str, **figures: float) -> Record:
-    """A record of another name and with other calibration figures."""
+    """Return the record with another name and other calibration figures."""
     calibration = replace(record.calibration, figures={**record.calibration, **figures})
     return replace(record, name=name, calibration=calibration)
 
 
 def run(name: str, images: int = 50) -> Run:
-    """A run of four epochs with alpha."""
+    """Return a run of four epochs with alpha."""
     rng = np.random.default_rng(1)
     quantiles = {f"alpha_{key}": 0.0 for key in ("min", "q25", "median", "q75", "max")}
     log = [
@@ -99,7 +99,7 @@ def run(name: str, images: int = 50) -> Run:
         for epoch in range(1, 5)
     ]
     alpha = {f"image-{i:03}<img src=x onerror=window.pwned=1>": float(a) for i, a in enumerate(rng.random(images))}
-    made = Run(name, Path("runs/x"), log, alpha)
+    plain = Run(name, Path("runs/x"), log, alpha)
     pixels = rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)
-    shown = {n: {"image": photo(pixels), "mask": mask(pixels[:, :, 0] > 90)} for n in (*made.highest, *made.lowest)}
-    return Run(name, made.folder, log, alpha, shown)
+    shown = {n: {"image": photo(pixels), "mask": mask(pixels[:, :, 0] > 90)} for n in (*plain.highest, *plain.lowest)}
+    return replace(plain, extremes=shown)

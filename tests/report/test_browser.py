@@ -1,4 +1,4 @@
-"""The page in a real browser: it shows what it was given, answers keys and pointer, and lets nothing in or out."""
+"""The page in a real browser: it shows what it was given, answers keys and pointer, and loads and sends nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Example
 from densecal.report.page import MOST_BYTES, Page, write_page
-from densecal.report.pictures import mask, photo, share
+from densecal.report.pictures import mask, photo, unit_map
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.material import COUNT, DATASET, SHY, SURE, run, small_page, with_figures
 
@@ -29,9 +29,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Page:
-    made = small_page(folder)
-    write_page(made, folder / "report.html")
-    return made
+    page = small_page(folder)
+    write_page(page, folder / "report.html")
+    return page
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def opened(browser: Browser, folder: Path, page: Page) -> Browser:
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    found: list[str] = browser.run(
+    contents: list[str] = browser.run(
         f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent.trim())"
     )
-    return found
+    return contents
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
@@ -96,11 +96,8 @@ def test_the_policy_lets_no_other_script_run_and_nothing_be_fetched(browser, fol
     assert browser.run(image) == "error"
     browser.settle()
     assert all("Content Security Policy" in line for line in browser.complaints)
-    for directive in (
-        "script-src",
-        "connect-src",
-        "img-src",
-    ):  # a page of HTML is no image: its error alone says little
+    # an HTML page is not an image, so that the error event alone does not prove that the policy blocked it
+    for directive in ("script-src", "connect-src", "img-src"):
         assert any(directive in line for line in browser.complaints), directive
 
 
@@ -144,7 +141,7 @@ def test_the_diagram_of_the_summary_marks_all_that_tie(browser, folder, page):
 
 
 def counts_at(folder: Path, method: str, threshold: float) -> tuple[int, int, int, int]:
-    """True and false positives, false and true negatives, from the files."""
+    """Count true and false positives, false and true negatives, from the files."""
     total = np.zeros(4, int)
     for path in sorted((folder / "maps" / method).iterdir()):
         p = np.asarray(Image.open(path)) / 255 > threshold
@@ -184,21 +181,21 @@ def test_the_slider_follows_the_curves_of_the_record_too(opened, page):
 
 def test_diagrams_tell_their_values_to_pointer_and_keys(opened, page):
     curve = page.records[0].reliability
-    held = [i for i, n in enumerate(curve.count) if n]
+    filled = [i for i, n in enumerate(curve.count) if n]
     opened.point("#reliability-panels svg[role=group]", 0.97, 0.4)
-    last = held[-1]
+    last = filled[-1]
     assert f"accuracy {100 * curve.accuracy[last]:.2f} %" in texts(opened, "#tip")[0]
     opened.run("document.querySelector('#reliability-panels svg[role=group]').focus()")
     opened.press("Home")
     opened.press("ArrowRight")
-    second = held[1]
+    second = filled[1]
     assert f"{curve.count[second]:,} pixels" in texts(opened, "#tip")[0]
     assert opened.run("document.getElementById('tip').getAttribute('aria-live')") == "polite"
     opened.run("document.querySelector('#reliability-panels details').open = true")
     opened.settle()
     rows = texts(opened, "#reliability-panels details tbody tr")
-    assert len(rows) == len(held)
-    assert f"{100 * curve.accuracy[held[0]]:.2f} %" in rows[0]
+    assert len(rows) == len(filled)
+    assert f"{100 * curve.accuracy[filled[0]]:.2f} %" in rows[0]
 
 
 def test_methods_can_be_left_out_of_the_diagrams(opened):
@@ -287,7 +284,7 @@ def test_text_stands_out_and_the_theme_can_be_changed(browser, folder, page, dar
 
 
 def contrast(a: str, b: str) -> float:
-    """WCAG's contrast of two CSS colours."""
+    """Return WCAG's contrast of two CSS colours."""
 
     def luminance(text: str) -> float:
         channels = [int(n) / 255 for n in text[text.index("(") + 1 : -1].split(",")[:3]]
@@ -307,15 +304,15 @@ def test_every_control_can_be_reached_by_key(opened):
     seen = set()
     for _ in range(wanted + 40):
         opened.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        place = opened.run(
+        index = opened.run(
             f"(e => e.matches('{reach}') ? [...document.querySelectorAll('{reach}')].indexOf(e) : -1)"
             "(document.activeElement)"
         )
-        if place == 0 and seen:
+        if index == 0 and seen:
             break
-        seen.add(place)
+        seen.add(index)
     radios = opened.run("document.querySelectorAll('input[type=radio]:not(:checked)').length")
-    assert len(seen - {-1}) == wanted - radios  # of a group of radio buttons, the tab key finds the chosen one
+    assert len(seen - {-1}) == wanted - radios  # the tab key reaches only the chosen radio button of a group
 
 
 def test_records_of_every_kind_are_drawn(browser, folder, page):
@@ -338,10 +335,10 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     browser.point("#pooling label:nth-of-type(2) input", click=True)
     shown = texts(browser, "#threshold-rows td")
     assert shown[2] == f"{old.curves.f_curve[128]:.3f}"
-    assert shown[3:] == [DASH] * 6  # counts of pixels are not in such a record
+    assert shown[3:] == [DASH] * 6  # such a record has no counts of pixels
     browser.run("document.getElementById('pick').open = true")
-    for place in (1, 2):  # nothing to show is no error
-        browser.point(f"#shown label:nth-of-type({place}) input", click=True)
+    for i in (1, 2):  # nothing to show is no error
+        browser.point(f"#shown label:nth-of-type({i}) input", click=True)
     assert browser.complaints == []
 
 
@@ -363,12 +360,12 @@ def test_of_many_methods_those_shown_first_look_different(browser, folder, page)
         shown = {record.name for record in sorted(records, key=lambda r: r.calibration["ece_ew"])[:8]}
         assert set(texts(browser, "#threshold-rows th")) == shown
         assert {name.split(":")[0] for name in texts(browser, "#ood-panels figcaption > span")} == shown
-        # a name leaves room for figures beside it
+        # a long name leaves room for the figures
         wide = "document.querySelector('#threshold-rows th').offsetWidth"
         assert browser.run(f"{wide} < 0.5 * window.innerWidth")
 
 
-@pytest.mark.slow  # a time limit, which a busy machine breaks
+@pytest.mark.slow  # has a time limit, which a busy machine exceeds
 def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:100, :100] / 100
@@ -381,9 +378,9 @@ def test_a_thousand_images_stay_small_and_open_fast(browser, folder, page):
         pictures = {
             "image": photo(noise.clip(0, 255).astype(np.uint8)),
             "mask": mask(distance > 0),
-            "prediction": share("probability", p),
-            "confidence": share("confidence", 2 * np.abs(p - 0.5)),
-            "entropy": share("entropy", 1 - 2 * np.abs(p - 0.5)),
+            "prediction": unit_map("probability", p),
+            "confidence": unit_map("confidence", 2 * np.abs(p - 0.5)),
+            "entropy": unit_map("entropy", 1 - 2 * np.abs(p - 0.5)),
         }
         confidence, accuracy = rng.uniform(0.7, 1, 2)
         examples.append(Example("one", "many", f"image {i}", confidence, accuracy, float(rng.random()), pictures))

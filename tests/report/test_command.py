@@ -1,4 +1,4 @@
-"""`densecal report` on evaluations, runs and benchmarks, whole and damaged."""
+"""`densecal report` on evaluations, runs and benchmarks, intact and damaged."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.training.common import small_config
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("report")
-    folders = write_maps(made, count=8)
-    found = [evaluate(folders.predictions / name, folders.masks, dataset="d") for name in ("shy", "sure")]
-    records = [evaluation.record for evaluation in found]
-    write_json(made / "one.json", to_file(records[:1]))
-    write_json(made / "two.json", to_file(records, paired_differences(found)))
-    return made
+    folder = tmp_path_factory.mktemp("report")
+    folders = write_maps(folder, count=8)
+    evaluations = [evaluate(folders.predictions / name, folders.masks, dataset="d") for name in ("shy", "sure")]
+    records = [evaluation.record for evaluation in evaluations]
+    write_json(folder / "one.json", to_file(records[:1]))
+    write_json(folder / "two.json", to_file(records, paired_differences(evaluations)))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    made = tmp_path_factory.mktemp("runs")
-    train(small_config("optim.epochs=2"), made / "aslp")
-    train(small_config("optim.epochs=1", "method.name=bce"), made / "bce")
-    return made
+    folder = tmp_path_factory.mktemp("runs")
+    train(small_config("optim.epochs=2"), folder / "aslp")
+    train(small_config("optim.epochs=1", "method.name=bce"), folder / "bce")
+    return folder
 
 
 def invoke(*arguments):
@@ -79,7 +79,7 @@ def test_runs_show_training_alpha_and_their_validation_images(runs, tmp_path):
     assert [(r["name"], r["dataset"]) for r in data["records"]] == [("aslp", "validation"), ("bce", "validation")]
     lines = [json.loads(line) for line in (runs / "aslp" / "log.jsonl").read_text().splitlines()]
     assert data["runs"][0]["ece"] == pytest.approx([line["validation"]["ece_ew"] for line in lines], abs=1e-6)
-    # the model that is evaluated is the one the log speaks of
+    # the evaluated model is that of the last line of the log
     assert data["records"][0]["figures"]["brier"] == pytest.approx(lines[-1]["validation"]["brier"], abs=1e-5)
     assert sum(data["runs"][0]["histogram"]["counts"]) == 18
     assert data["runs"][1]["histogram"] is None
@@ -131,18 +131,18 @@ def test_a_benchmark_folder(folder, tmp_path):
     datasets = [{"name": "void", "ood": True}, {"name": "scrambled", "informationless": True}]
     matrix = {"seeds": [0, 1], "datasets": datasets}
     write_json(base / "results.json", {"matrix": matrix, "rows": []})
-    found = read_inputs([base])
-    assert [record.name for record in found.records] == [
+    inputs = read_inputs([base])
+    assert [record.name for record in inputs.records] == [
         "bce, seed 0", "bce, seed 0 + temperature", "bce, seed 1", "bce, seed 1 + temperature",
     ]  # fmt: skip
-    assert [len(record.ood) for record in found.records] == [2, 0, 2, 0]
-    assert [entry.dataset for entry in found.records[0].ood] == ["void", "scrambled"]
+    assert [len(record.ood) for record in inputs.records] == [2, 0, 2, 0]
+    assert [entry.dataset for entry in inputs.records[0].ood] == ["void", "scrambled"]
 
 
 def test_equal_names_are_told_apart(folder, runs, tmp_path):
     (tmp_path / "again.json").write_text((folder / "one.json").read_text())
-    found = read_inputs([folder / "one.json", tmp_path / "again.json"])
-    assert [record.name for record in found.records] == ["shy", "shy (again)"]
+    inputs = read_inputs([folder / "one.json", tmp_path / "again.json"])
+    assert [record.name for record in inputs.records] == ["shy", "shy (again)"]
     copy = tmp_path / "y" / "bce"
     copy.mkdir(parents=True)
     for name in ("config.yaml", "log.jsonl"):
@@ -151,7 +151,7 @@ def test_equal_names_are_told_apart(folder, runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "problem"),
     [
         ("a.json", "{", "no JSON"),
         ("a.json", "[]", "no JSON object"),
@@ -159,16 +159,16 @@ def test_equal_names_are_told_apart(folder, runs, tmp_path):
         ("a.json", '{"name": "x"}', "dataset: missing; expected text"),
         ("a.json", '{"evaluations": [4]}', r"evaluations\.0: 4; expected an object"),
         ("a.json", '{"name": 3, "dataset": "x"}', "name: 3; expected text"),
-        ("run/log.jsonl", "{}", "no line of a log"),
+        ("run/log.jsonl", "{}", "not an entry of a log"),
         ("run/log.jsonl", '{"epoch": 1, "loss": 1, "validation": 3}', "damaged figures"),
     ],
 )
-def test_what_is_damaged_is_named(tmp_path, name, content, found):
+def test_what_is_damaged_is_named(tmp_path, name, content, problem):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     (path.parent / "config.yaml").write_text("")
-    with pytest.raises(InputError, match=found) as raised:
+    with pytest.raises(InputError, match=problem) as raised:
         read_inputs([path if path.suffix == ".json" else path.parent])
     assert str(path.parent) in str(raised.value)
 

@@ -1,4 +1,4 @@
-"""The gallery: the right images are chosen, by folder or by model, and shown as they are."""
+"""The gallery: the right images are chosen, and shown as they are."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def folders(tmp_path_factory):
 
 
 def brute_force(folders, method):
-    """Confidence, accuracy and entropy of every image."""
-    found = {}
+    """Compute confidence, accuracy and entropy of every image."""
+    figures = {}
     for path in sorted((folders.predictions / method).iterdir()):
         p = np.asarray(Image.open(path)) / 255
         y = np.asarray(Image.open(folders.masks / path.name)) > 127
         q = np.stack([p, 1 - p])
         entropy = -(q * np.log2(np.where(q > 0, q, 1))).sum(0)
-        found[path.stem] = (q.max(0).mean(), ((p > 0.5) == y).mean(), entropy.mean())
-    return found
+        figures[path.stem] = (q.max(0).mean(), ((p > 0.5) == y).mean(), entropy.mean())
+    return figures
 
 
 def test_the_most_overconfident_images_come_first(folders):
@@ -39,8 +39,8 @@ def test_the_most_overconfident_images_come_first(folders):
     order = sorted(expected, key=lambda name: expected[name][1] - expected[name][0])[:7]
     assert [example.name for example in examples] == order
     for example in examples:
-        found = example.confidence, example.accuracy, example.entropy
-        assert found == pytest.approx(expected[example.name], abs=1e-9)
+        figures = example.confidence, example.accuracy, example.entropy
+        assert figures == pytest.approx(expected[example.name], abs=1e-9)
         assert list(example.pictures) == ["image", "mask", "prediction", "confidence", "entropy"]
         p = np.asarray(Image.open(folders.predictions / "sure" / f"{example.name}.png"))
         assert np.array_equal(example.pictures["prediction"].pixels, p)
@@ -68,8 +68,8 @@ def test_data_sets_have_folders_of_their_own(folders, tmp_path):
     records = [
         evaluate(tmp_path / "maps/m" / d, tmp_path / "masks" / d, name="m", dataset=d).record for d in ("a", "b")
     ]
-    given = Folders(tmp_path / "maps", tmp_path / "masks", tmp_path / "images")
-    examples = folder_examples(records, given, 3)
+    both = Folders(tmp_path / "maps", tmp_path / "masks", tmp_path / "images")
+    examples = folder_examples(records, both, 3)
     assert [example.dataset for example in examples] == ["a"] * 3 + ["b"] * 3
     assert all("image" in example.pictures for example in examples)
 
@@ -112,8 +112,8 @@ def test_several_classes(tmp_path):
     examples = folder_examples([record], Folders(maps, masks), 6)
     assert [e.name for e in examples] == sorted(expected, key=lambda k: expected[k][1] - expected[k][0])
     for example in examples:
-        found = example.confidence, example.accuracy, example.entropy
-        assert found == pytest.approx(expected[example.name], abs=1e-9)
+        figures = example.confidence, example.accuracy, example.entropy
+        assert figures == pytest.approx(expected[example.name], abs=1e-9)
 
 
 def test_an_image_without_valid_pixels_is_no_example(folders):
@@ -125,11 +125,11 @@ def test_an_image_without_valid_pixels_is_no_example(folders):
 
 
 def test_thresholds_of_the_record_are_those_of_the_pixels(folders):
-    given = evaluate(folders.predictions / "shy", folders.masks).record.thresholds
+    thresholds = evaluate(folders.predictions / "shy", folders.masks).record.thresholds
     p = np.stack([np.asarray(Image.open(path)) for path in sorted((folders.predictions / "shy").iterdir())]) / 255
     y = np.stack([np.asarray(Image.open(path)) for path in sorted(folders.masks.iterdir())]) > 127
-    assert (given.positives, given.negatives) == (y.sum(), (~y).sum())
+    assert (thresholds.positives, thresholds.negatives) == (y.sum(), (~y).sum())
     for k in range(101):
         above = p > k / 100
-        assert given.true_positives[k] == (above & y).sum()
-        assert given.false_positives[k] == (above & ~y).sum()
+        assert thresholds.true_positives[k] == (above & y).sum()
+        assert thresholds.false_positives[k] == (above & ~y).sum()

@@ -1,4 +1,4 @@
-"""The page as text: whole without a network, names escaped, and no larger than it may be."""
+"""The page as text: self-contained, with escaped names, and within its size limit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from densecal.errors import InputError
-from densecal.report.chart_data import embedded
+from densecal.report.chart_data import safe_json
 from densecal.report.page import Page, page_text, write_page
-from densecal.report.pictures import SIDE, Album, labels, mask, photo, share
+from densecal.report.pictures import SIDE, Album, labels, mask, photo, unit_map
 from tests.report.material import SURE, run, small_page, with_figures
 
 JSON = st.recursive(
@@ -30,14 +30,14 @@ def page(tmp_path_factory):
 
 @given(JSON)
 def test_embedded_json_is_the_same_json_and_never_markup(value):
-    text = embedded(value)
+    text = safe_json(value)
     assert json.loads(text) == value
     assert not set("<>&") & set(text)
     assert text.isascii()
 
 
 def test_what_is_not_finite_becomes_null():
-    assert embedded({"a": [float("nan"), float("inf"), 1.5]}) == '{"a":[null,null,1.5]}'
+    assert safe_json({"a": [float("nan"), float("inf"), 1.5]}) == '{"a":[null,null,1.5]}'
 
 
 def test_the_page_names_no_other_file_and_holds_one_script(page):
@@ -72,7 +72,7 @@ def test_the_best_of_a_data_set_is_marked_in_the_table(page):
     table = table[: table.index("</table>")]
     column = re.findall(r'<button type="button">(.*?)</button>', table).index("ECE")
     values = []
-    for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table):
+    for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table, re.DOTALL):
         cell = re.findall(r"<t[hd][^>]*>.*?</t[hd]>", row)[column]
         values.append((float(re.search(r'data-value="([^"]+)"', cell)[1]), "★" in cell))
     assert [value for value, _ in values] == [r.calibration["ece_ew"] for r in page.records]
@@ -85,7 +85,7 @@ def test_the_summary_marks_all_that_tie_as_shown(page):
         with_figures(first, name="a", accuracy=0.90001, ece_ew=0.01),
         with_figures(second, name="b", accuracy=0.9, ece_ew=0.02),
     ]
-    card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)))[0]
+    card = re.search(r'<div class="fact">.*?</dl>', page_text(Page("ties", records=tied)), re.DOTALL)[0]
     figures = dict(re.findall(r"<dt>(.*?)</dt>(.*?)</div>", card))
     assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["Acc."]) == [("★ a", "90.00 %"), ("★ b", "90.00 %")]
     assert re.findall(r"<dd>(★ \w)</dd><dd>([\d.]+ %)", figures["ECE"]) == [("★ a", "1.00 %")]
@@ -106,19 +106,19 @@ def test_pictures_fit_the_budget_or_are_refused():
     album = Album()
     for _ in range(20):
         album.add(photo(rng.integers(0, 255, (200, 300, 3), dtype=np.uint8)))
-    large = album.packed(10_000_000)
-    small = album.packed(60_000)
+    large = album.encode(10_000_000)
+    small = album.encode(60_000)
     assert sum(map(len, small)) < 60_000 < sum(map(len, large))
     with pytest.raises(InputError, match="20 pictures"):
-        album.packed(500)
-    assert Album().packed(0) == []
+        album.encode(500)
+    assert Album().encode(0) == []
 
 
 def test_a_picture_is_kept_once():
     album = Album()
     grey = np.linspace(0, 1, 50 * 60).reshape(50, 60)
-    assert album.add(share("entropy", grey)) == album.add(share("entropy", grey)) == 0
-    assert album.add(share("confidence", grey)) == 1
+    assert album.add(unit_map("entropy", grey)) == album.add(unit_map("entropy", grey)) == 0
+    assert album.add(unit_map("confidence", grey)) == 1
     assert len(album) == 2
 
 

@@ -73,7 +73,7 @@ def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypat
     monkeypatch.setattr("densecal.calibrate.runs.train_and_calibrate", interrupted)
     code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
     assert code == 130
-    assert err == f"densecal: {tmp_path / 'run'}: stopped; --resume goes on after the last finished epoch\n"
+    assert err == f"densecal: {tmp_path / 'run'}: stopped; --resume continues after the last finished epoch\n"
 
 
 def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_stopped_demonstration_starts_anew(tmp_path, monkeypatch):
     code, _, err = running.run("demo", "--out", tmp_path / "demo")
     assert code == 143
     assert "--resume" not in err
-    assert "the same command starts anew" in err
+    assert "the same command starts from the beginning" in err
 
 
 def test_signals_are_left_alone_by_other_threads():

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
     from densecal.benchmark import Event
 
-SHOWN = 25
-"""Finished and waiting tasks are left out of the progress table when it would be longer than this."""
+_MOST_ROWS = 25
+"""A longer progress table leaves out finished and waiting tasks."""
 
 
 @app.command()
 def benchmark(
     matrix: Annotated[Path, typer.Argument(help="YAML file of methods, seeds, data sets and calibrators.")],
     out: Annotated[Path, typer.Option(help="Folder of the benchmark.")] = ...,  # type: ignore[assignment]
-    jobs: Annotated[int, typer.Option(min=1, help="Processes on every GPU, or on the CPU.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes per GPU, or on the CPU.")] = 1,
     tables_only: Annotated[
-        bool, typer.Option("--tables-only", help="Train nothing: tables and figures from the files there are.")
+        bool, typer.Option("--tables-only", help="Train nothing; make tables and figures from the results there are.")
     ] = False,
 ) -> None:
     """Compare methods: train and evaluate every method with every seed, and write the table of the paper.
 
-    A cell that is finished is never run again and one that was interrupted goes on; call it again after a crash, or
-    after adding to the matrix. The folder then holds table.md, table.tex, table.csv, results.json, commands.md
-    and figures/.
+    A finished cell is never run again, and an interrupted one is resumed. Run the command again after a crash, or
+    after adding to the matrix. The folder then holds table.md, table.tex, table.csv, results.json, commands.md and
+    figures/.
 
     Examples:
 
@@ -55,8 +55,8 @@ def benchmark(
     from densecal.report.benchmark_tables import terminal_table, write_tables
 
     if not tables_only:
-        with _progress_table() as watch:
-            run_benchmark(loaded, out, jobs, watch)
+        with _progress_table() as report:
+            run_benchmark(loaded, out, jobs, report)
     summary = summarise(loaded, out, shlex.join(["densecal", "benchmark", str(matrix), "--out", str(out)]))
     if summary.rows:
         write_tables(summary, out)
@@ -65,23 +65,23 @@ def benchmark(
         console().print(terminal_table(summary))
         print(f"Tables and figures: {out}")
     for task in summary.stale:
-        print(f"warning: {task}: made with other settings than the matrix has now", file=sys.stderr)
-    for task, why in summary.missing.items():
-        print(f"missing: {task}: {why}", file=sys.stderr)
+        print(f"warning: {task}: made with other settings than those of the matrix", file=sys.stderr)
+    for task, reason in summary.missing.items():
+        print(f"missing: {task}: {reason}", file=sys.stderr)
     if summary.missing:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _progress_table() -> Iterator[Callable[[Event], None]]:
-    """A table of tasks on a terminal; elsewhere a line for every task that ends."""
+    """Show a table of tasks on a terminal; elsewhere print one line per task that ends."""
     from rich.console import Console
     from rich.live import Live
 
     states: dict[str, Event] = {}
     terminal = Console(stderr=True)
     if not terminal.is_terminal:
-        yield _print_ends
+        yield _print_end
         return
     with Live(console=terminal, transient=True, refresh_per_second=4) as live:
 
@@ -92,7 +92,7 @@ def _progress_table() -> Iterator[Callable[[Event], None]]:
         yield show
 
 
-def _print_ends(event: Event) -> None:
+def _print_end(event: Event) -> None:
     if event.state in ("finished", "failed"):
         print(f"{event.task}: {event.state}, {event.text}", file=sys.stderr, flush=True)
 
@@ -106,8 +106,8 @@ def _table(states: dict[str, Event]) -> Table:
     for heading in ("task", "state", ""):
         table.add_column(heading)
     colours = {"waiting": "dim", "running": "yellow", "finished": "green", "failed": "red"}
-    # a long table shows what goes on, not what is over or yet to come
-    hidden = ("finished", "waiting") if len(states) > SHOWN else ()
+    # a long table shows only what is running or has failed
+    hidden = ("finished", "waiting") if len(states) > _MOST_ROWS else ()
     for event in states.values():
         if event.state not in hidden:
             state = f"[{colours[event.state]}]{event.state}[/]"

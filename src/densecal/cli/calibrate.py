@@ -22,8 +22,8 @@ def calibrate_fit(
         str,
         typer.Argument(help="temperature, vector, platt, isotonic, histogram, beta, local-temperature or selective."),
     ],
-    predictions: Annotated[Path, typer.Argument(help="Folder of maps; or a run, whose validation images are used.")],
-    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where there are maps.")] = None,
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
+    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, for a folder of maps.")] = None,
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
     images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
     classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
@@ -32,7 +32,8 @@ def calibrate_fit(
 ) -> None:
     """Fit a calibrator on held-out maps and masks, or on the validation images of a run.
 
-    The figures printed are those of the data it was fitted on; measure it on other data with `densecal evaluate`.
+    The printed figures are those of the data that the calibrator was fitted on. Measure it on other data with
+    `densecal evaluate`.
 
     Examples:
 
@@ -52,28 +53,28 @@ def calibrate_fit(
     from densecal.calibrate.maps import MapData
 
     data: FitData
-    where = "cpu"
+    fit_device = "cpu"
     if _is_run(predictions):
         given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
         for name, value in given.items():
             if value is not None:
-                raise InputError(name, str(value), "nothing: a run knows its own data")
+                raise InputError(name, str(value), "nothing, because a run has its own data")
         from densecal.calibrate.runs import RunData
 
         data = run = RunData(predictions, device)
-        where = str(run.predictor.device)
+        fit_device = str(run.predictor.device)
     elif masks is None:
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
         data = MapData(predictions, masks, classes or 1, ignore_index, images)
     with progress_bar() as report:
-        found = fit(method, data, where, report)
-    posthoc.save(found.calibrator, out)
-    for warning in found.warnings:
+        result = fit(method, data, fit_device, report)
+    posthoc.save(result.calibrator, out)
+    for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{out}: {method} fitted on {found.images:,} images{_parameters(found.calibrator.to_json())}")
-    for moment, scores in (("before", found.before), ("after", found.after)):
-        print(f"  {moment:<6}  NLL {scores.nll:.5f}  ECE {100 * scores.ece:.2f} %")
+    print(f"{out}: {method} fitted on {result.images:,} images{_parameters(result.calibrator.to_json())}")
+    for stage, scores in (("before", result.before), ("after", result.after)):
+        print(f"  {stage:<6}  NLL {scores.nll:.5f}  ECE {100 * scores.ece:.2f} %")
 
 
 @calibrate_app.command("apply")
@@ -85,7 +86,7 @@ def calibrate_apply(
 ) -> None:
     """Write the calibrated maps of a folder of maps.
 
-    8- and 16-bit maps become 16-bit PNG, so that nothing of the calibration is rounded away; float maps become .npy.
+    8- and 16-bit maps become 16-bit PNG, so that rounding does not undo the calibration. Float maps become .npy.
 
     Example: `densecal calibrate apply cal.json test-maps/ --out calibrated/`
     """
@@ -108,8 +109,8 @@ def risk_control(
 ) -> None:
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
 
-    The guarantee (conformal risk control) holds for new images of the same kind as these, and needs at least
-    1/alpha - 1 of them. The price is in the figures beside it: how much is called foreground.
+    The guarantee (conformal risk control) holds for new images of the same kind. It needs at least 1/alpha - 1
+    images with masks. The other figures show its price: how much is called foreground.
 
     Example: `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
     """
@@ -120,13 +121,13 @@ def risk_control(
     from densecal.io.atomic import write_json
 
     with progress_bar() as report:
-        found = control_risk(predictions, masks, alpha, ignore_index, report)
-    print(f"foreground is p >= {found.threshold:g} (lambda {found.lam:g}), from {found.images:,} images")
-    print(f"  false-negative rate  {100 * found.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image")
-    print(f"  false-positive rate  {100 * found.fpr:.2f} %")
-    print(f"  called foreground    {100 * found.set_size:.2f} % of an image")
+        result = control_risk(predictions, masks, alpha, ignore_index, report)
+    print(f"foreground is p >= {result.threshold:g} (lambda {result.lam:g}), from {result.images:,} images")
+    print(f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image")
+    print(f"  false-positive rate  {100 * result.fpr:.2f} %")
+    print(f"  called foreground    {100 * result.set_size:.2f} % of an image")
     if json:
-        record = asdict(found)
+        record = asdict(result)
         write_json(json, {"densecal": "risk-control", "version": 1, "lambda": record.pop("lam"), **record})
 
 
@@ -136,5 +137,5 @@ def _is_run(path: Path) -> bool:
 
 
 def _parameters(data: dict[str, object]) -> str:
-    """The parameters that are single numbers."""
+    """Return the parameters that are single numbers, as text."""
     return "".join(f", {name} {value:.6g}" for name, value in data.items() if isinstance(value, float))

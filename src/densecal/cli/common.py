@@ -1,4 +1,4 @@
-"""What the commands share: the console, progress bars, warnings as lines."""
+"""What the commands share: the console, checks of output files, progress bars, warnings as single lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from densecal.runtime.progress import Progress
 
 
 def console() -> Console:
-    """Standard output; wide enough for every column where it is not a terminal."""
+    """Return a console for standard output, wide enough for every column where that is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=200)
 
 
 def check_targets(*files: Path | None, folder: Path | None = None) -> None:
-    """Refuse files, and a folder for further ones, that cannot be written; before the work rather than after it."""
+    """Check, before the work, that output can be written.
+
+    Args:
+        *files: Output files; None for one that was not asked for.
+        folder: A folder for further output.
+
+    Raises:
+        InputError: A file or the folder cannot be written.
+    """
     for file in files:
         if file is not None:
             if file.is_dir():
@@ -33,19 +41,19 @@ def check_targets(*files: Path | None, folder: Path | None = None) -> None:
 
 
 def _check_can_hold(folder: Path, target: Path) -> None:
-    """Refuse a target whose folder cannot be written to, or made where there is none."""
+    """Refuse a target whose folder can be neither written to nor created."""
     if is_remote(target):
         return
-    place = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if not place.is_dir():
-        raise InputError(target, f"cannot be written ({place} is a file)", "a folder that can be written to")
-    if not os.access(place, os.W_OK | os.X_OK):
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not existing.is_dir():
+        raise InputError(target, f"cannot be written ({existing} is a file)", "a folder that can be written to")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(target, "cannot be written (Permission denied)", "a folder that can be written to")
 
 
 @contextmanager
 def progress_bar(keep: bool = False) -> Iterator[Progress]:
-    """Show a bar on stderr, for people only: what is being done, how far it is, and the latest figures.
+    """Show the progress of the work and its latest figures on stderr, if that is a terminal.
 
     Args:
         keep: Leave the bar on the screen when it ends.
@@ -71,7 +79,7 @@ def progress_bar(keep: bool = False) -> Iterator[Progress]:
 
 
 def import_fabric() -> None:
-    """Import Lightning's Fabric without torchmetrics, which it would import, in seconds, to learn its version."""
+    """Import Lightning Fabric without torchmetrics, which it imports for seconds only to learn its version."""
     hidden = "torchmetrics" not in sys.modules
     if hidden:
         sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed
@@ -84,7 +92,7 @@ def import_fabric() -> None:
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Warnings of densecal as one line each on stderr, without the source line Python adds."""
+    """Print warnings as one line each on stderr, without the source line that Python adds."""
     import warnings
 
     def line(message: object, *_: object, **__: object) -> None:

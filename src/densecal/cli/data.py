@@ -15,8 +15,8 @@ from densecal.errors import InputError
 if TYPE_CHECKING:
     from densecal.data.check import Report
 
-SHOWN = 20
-"""Findings of a kind that are printed; the JSON has them all."""
+_MOST_PRINTED = 20
+"""Findings printed per kind; the JSON has them all."""
 
 data_app = typer.Typer(help="Check, generate and pack data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -26,22 +26,25 @@ app.add_typer(data_app, name="data")
 def data_check(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="A data set's folder, zip or zips, list file, or its folder of images and that of masks."),
+        typer.Argument(
+            help="Folder, zip files or list file of a data set, or its folder of images and its folder of masks."
+        ),
     ],
     against: Annotated[
-        list[Path] | None, typer.Option(help="Another set, which should share no image with it; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Another data set, which should share no image with this one; may be repeated."),
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(min=1, max=255, help="K for label maps; 1, or a known set's own, unless given.")
+        int | None, typer.Option(min=1, max=255, help="K for label maps. Default: that of a published set, else 1.")
     ] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Label of void pixels.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every finding as JSON.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
 ) -> None:
-    """Say file by file what is missing or wrong in a data set; the exit code is 1 if anything is.
+    """Report file by file what is missing or wrong in a data set. The exit code is 1 if anything is.
 
-    Published sets are known by their folders (docs/data.md lists them): their number of images is compared too.
-    Copies are found to the pixel, and by a perceptual hash where size, encoding or brightness differ.
+    Published sets are recognised by their folders (docs/data.md lists them), and their number of images is checked
+    too. Copies are found by their pixels, and by a perceptual hash where size, encoding or brightness differ.
 
     Examples:
 
@@ -56,20 +59,20 @@ def data_check(
 
     zips = all(path.suffix.lower() == ".zip" for path in paths)
     if not zips and len(paths) > 2:
-        raise InputError(paths[2], "a third path", "a folder of images and one of masks, or zips alone")
+        raise InputError(paths[2], "a third path", "a folder of images and a folder of masks, or only zip files")
     check_targets(json)
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
     with progress_bar() as report:
-        found = check(images, masks, against or (), classes, ignore_index, workers, report)
-    _print_report(found)
+        result = check(images, masks, against or (), classes, ignore_index, workers, report)
+    _print_report(result)
     if json:
-        write_json(json, found.as_dict())
-    if not found.fine:
+        write_json(json, result.as_dict())
+    if not result.fine:
         raise typer.Exit(1)
 
 
 def _print_report(report: Report) -> None:
-    """A table of what was found, then the files."""
+    """Print a table of the findings, then the files."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -77,25 +80,25 @@ def _print_report(report: Report) -> None:
 
     files = report.files
     about = f"{files.place}: {len(files.images):,} images, {len(files.masks):,} masks"
-    known = f"{files.layout.name}, {files.layout.home}" if files.layout else "no published set by its name and folders"
+    known = f"{files.layout.name}, {files.layout.home}" if files.layout else "not a known published set"
     out = console()
     out.print(escape(f"{about} ({known})"), soft_wrap=True, highlight=False)
     for other in report.against:
         out.print(escape(f"against {other.place}: {len(other.images):,} images"), soft_wrap=True, highlight=False)
     table = Table("", "found", "")
-    for kind, found in report.by_kind().items():
-        table.add_row(KINDS[kind], f"{len(found):,}", "worth knowing" if kind in NOTES else "wrong")
+    for kind, findings in report.by_kind().items():
+        table.add_row(KINDS[kind], f"{len(findings):,}", "worth knowing" if kind in NOTES else "wrong")
     if report.findings:
         out.print(table)
-    for kind, found in report.by_kind().items():
+    for kind, findings in report.by_kind().items():
         out.print(f"\n{KINDS[kind]}:", highlight=False)
-        for finding in found[:SHOWN]:
+        for finding in findings[:_MOST_PRINTED]:
             line = "  " + " = ".join(finding.files) + (f": {finding.detail}" if finding.detail else "")
             out.print(escape(line), soft_wrap=True, highlight=False)
-        if len(found) > SHOWN:
-            out.print(f"  and {len(found) - SHOWN:,} more, which --json lists", highlight=False)
-    unseen = "" if files.masks else "; no masks were given, so only the images were looked at"
-    out.print(f"{'nothing' if report.fine else 'something'} is wrong{unseen}", soft_wrap=True, highlight=False)
+        if len(findings) > _MOST_PRINTED:
+            out.print(f"  and {len(findings) - _MOST_PRINTED:,} more, which --json lists", highlight=False)
+    unchecked = "" if files.masks else "; no masks were given, so only the images were checked"
+    out.print(f"{'nothing' if report.fine else 'something'} is wrong{unchecked}", soft_wrap=True, highlight=False)
 
 
 @data_app.command("scenes")
@@ -118,14 +121,14 @@ def data_scenes(
 @data_app.command("pack")
 def data_pack(
     images: Annotated[Path, typer.Argument(help="Folder of images or of a data set, zip or list file.")],
-    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where images is a folder.")] = None,
+    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where IMAGES is a folder of images.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the cache.")] = ...,  # type: ignore[assignment]
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 384,
     classes: Annotated[int, typer.Option(min=1, max=255, help="Number of classes; 1 for foreground masks.")] = 1,
     ignore_index: Annotated[int, typer.Option(min=0, max=255, help="Label of void pixels, for K classes.")] = 255,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
 ) -> None:
-    """Decode and resize a data set once, into memory-mapped files that training reads.
+    """Decode and resize a data set once, and write memory-mapped files that training reads.
 
     Example: `densecal data pack DUTS-TR/images DUTS-TR/masks --size 384 --out cache/duts-384`
     """

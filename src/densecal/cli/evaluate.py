@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Metrics(StrEnum):
-    """Which figures to compute."""
+    """The set of figures to compute."""
 
     fast = "fast"
     full = "full"
@@ -32,10 +32,12 @@ class Metrics(StrEnum):
 
 @app.command()
 def evaluate(
-    predictions: Annotated[Path, typer.Argument(help="Folder of maps, of METHOD/ or of METHOD/DATASET/ folders.")],
+    predictions: Annotated[
+        Path, typer.Argument(help="Folder of maps, of METHOD/ folders or of METHOD/DATASET/ folders.")
+    ],
     masks: Annotated[Path, typer.Argument(help="Folder of masks, or of DATASET/ folders of masks.")],
     json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write a CSV file, one line for each method and data set.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a CSV file, one line per method and data set.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write a booktabs table.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures (PNG).")] = None,
     bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
@@ -44,20 +46,20 @@ def evaluate(
     ] = Metrics.full,
     classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad files and list them.")] = False,
-    name: Annotated[str | None, typer.Option(help="Name of the method; the folder's unless given.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Name of the data set; the mask folder's unless given.")] = None,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse larger images.")] = MAX_PIXELS,
+    name: Annotated[str | None, typer.Option(help="Name of the method. Default: that of the folder.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the data set. Default: that of the mask folder.")] = None,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
     ood: Annotated[
         list[Path] | None,
         typer.Option(help="Folder of maps of images without foreground (of METHOD/ folders); may be repeated."),
     ] = None,
 ) -> None:
-    """Measure how far the confidences of prediction maps can be believed, and how good the maps are.
+    """Measure how well the confidence of prediction maps is calibrated, and how good the maps are.
 
     Maps (8- or 16-bit PNG, TIFF, WebP, JPEG, or .npy/.npz floats) are matched to masks by file stem.
-    Calibration is measured on the raw maps; F, E, S, weighted F and MAE follow PySODMetrics.
+    Calibration is measured on the raw maps. F, E, S, weighted F and MAE follow PySODMetrics.
 
     Examples:
 
@@ -78,15 +80,15 @@ def evaluate(
     with join_processes() as processes:
         if processes.first:
             check_targets(json, csv, latex, folder=figures)
-        share = Work(settings, workers or processes.workers(), skip_bad, processes)
-        evaluations, outside = _score(predictions, masks, name, dataset, ood or [], share)
+        work = Work(settings, workers or processes.workers(), skip_bad, processes)
+        evaluations, outside = _score(predictions, masks, name, dataset, ood or [], work)
     if processes.first:
         _report(evaluations, outside, json, csv, latex, figures)
 
 
 @dataclass(frozen=True)
 class Work:
-    """How the maps of a command are scored, and by whom."""
+    """How the maps are scored, and by which processes."""
 
     settings: Settings
     workers: int
@@ -97,23 +99,27 @@ class Work:
 def _score(
     predictions: Path, masks: Path, name: str | None, dataset: str | None, ood: list[Path], work: Work
 ) -> tuple[list[Evaluation], list[Evaluation]]:
-    """The evaluations with masks, and those of images without foreground; nothing on processes after the first."""
+    """Return the evaluations with masks and those of images without foreground; none on any process but the first."""
     from densecal.evaluation.folders import evaluate_shared
     from densecal.evaluation.ood import evaluate_ood, find_ood
     from densecal.io.pairs import find_comparisons
 
-    found = find_comparisons(predictions, masks)
-    several = len(found) > 1
+    comparisons = find_comparisons(predictions, masks)
+    several = len(comparisons) > 1
     if several and (name or dataset):
-        raise InputError("--name, --dataset", f"one for {len(found)} evaluations", "the names of the folders instead")
-    methods = list(dict.fromkeys(name or method for method, *_ in found))
+        raise InputError(
+            "--name, --dataset",
+            f"one name for {len(comparisons)} evaluations",
+            "neither, because the folders name them",
+        )
+    methods = list(dict.fromkeys(name or method for method, *_ in comparisons))
     evaluations, outside = [], []
     with progress_bar() as bar:
         for data, by_method in find_ood(ood, methods).items():
             for method, maps in by_method.items():
                 report = retitle(bar, f"{method} on {data}")
                 outside.append(evaluate_ood(maps, name=method, dataset=data, progress=report, **vars(work)))
-        for method, data, maps, truth in found:
+        for method, data, maps, truth in comparisons:
             report = retitle(bar, f"{method} on {data}") if several else bar
             evaluations.append(
                 evaluate_shared(
@@ -131,7 +137,7 @@ def _report(
     latex: Path | None,
     figures: Path | None,
 ) -> None:
-    """Print the tables and the notes, and write what was asked for."""
+    """Print tables and notes, and write the files that were asked for."""
     from densecal.evaluation.folders import paired_differences
     from densecal.evaluation.ood import compare_ood
     from densecal.evaluation.record import to_file
@@ -171,7 +177,7 @@ def _report(
 
 
 def _print_notes(record: Record, several: bool) -> None:
-    """Warnings and skipped files, on stderr."""
+    """Print warnings and skipped files on stderr."""
     where = f"{record.name} on {record.dataset}: " if several else ""
     for warning in record.warnings:
         print(f"warning: {where}{warning}", file=sys.stderr)

@@ -17,7 +17,7 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write (.onnx).")] = ...,  # type: ignore[assignment]
     calibrator: Annotated[
         Path | None,
-        typer.Option(help="A calibrator of `calibrate fit` to put into the file, for a run without its own."),
+        typer.Option(help="Calibrator from `calibrate fit` to put into the file, for a run without its own."),
     ] = None,
     input: Annotated[
         str, typer.Option(help="unit (floats in [0, 1]), uint8 (bytes), or normalised (floats, mean and std applied).")
@@ -25,9 +25,10 @@ def export(
 ) -> None:
     """Write a trained model, with its calibrator, as one ONNX file from images to probabilities.
 
-    Batch and size are free; where the network's code depends on the size, the file says so and takes the size of
-    training. Before it is written it is run by onnxruntime and compared with PyTorch, at two sizes and two batch
-    sizes: a probability that differs by more than 1e-4 is an error (exit code 1) and nothing is written.
+    The file takes any batch and image size. Where the network's code depends on the image size, the file takes only
+    that of training, and says so. Before it is written, it is run with onnxruntime and compared with PyTorch at two
+    image sizes and two batch sizes. A probability that differs by more than 1e-4 is an error (exit code 1), and nothing
+    is written.
 
     Examples:
 
@@ -38,19 +39,21 @@ def export(
     from densecal.export import ExportError, export_run
 
     try:
-        made = export_run(run, out, calibrator, input)
+        exported = export_run(run, out, calibrator, input)
     except ExportError as error:
         print(f"densecal: {run}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    side = "any size" if made.any_size else f"{made.size} x {made.size} pixels only"
-    print(f"{out}: {made.bytes / 1e6:.1f} MB, input {made.input}, any batch, {side}")
-    for comparison in made.comparisons:
+    side = "any size" if exported.any_size else f"{exported.size} x {exported.size} pixels only"
+    print(f"{out}: {exported.bytes / 1e6:.1f} MB, input {exported.input}, any batch, {side}")
+    for comparison in exported.comparisons:
         batch, height, width = comparison.shape
-        rounds = f", which itself rounds by {comparison.rounding:.1e}" if comparison.rounding else ""
+        rounding = f", whose own rounding error is {comparison.rounding:.1e}" if comparison.rounding else ""
+        difference = f"largest difference from PyTorch {comparison.difference:.1e}{rounding}"
+        print(f"  batch {batch}, {height} x {width}: {difference}")
+    if exported.on_steps:
+        print(f"  left out: {exported.on_steps:,} pixels on a step of the calibrator, where rounding decides")
+    if not exported.any_size:
         print(
-            f"  batch {batch}, {height} x {width}: largest difference from PyTorch {comparison.difference:.1e}{rounds}"
+            "note: the network's code depends on the image size, so the file takes only that of training",
+            file=sys.stderr,
         )
-    if made.on_steps:
-        print(f"  left out: {made.on_steps:,} pixels on a step of the calibrator, where rounding decides")
-    if not made.any_size:
-        print("note: this network's code depends on the size, so the file takes that of training", file=sys.stderr)

@@ -19,16 +19,16 @@ def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, evaluation JSON files, benchmark folders.")],
     out: Annotated[Path, typer.Option(help="The HTML file.")] = ...,  # type: ignore[assignment]
     predictions: Annotated[
-        Path | None, typer.Option(help="Maps of the evaluations, laid out as for evaluate; for the gallery.")
+        Path | None, typer.Option(help="Maps of the evaluations, laid out as for evaluate. For the gallery.")
     ] = None,
     masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
     images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Images in the gallery of each evaluation.")] = 24,
+    examples: Annotated[int, typer.Option(min=0, help="Images per evaluation in the gallery.")] = 24,
 ) -> None:
-    """Make one HTML file from any number of runs and evaluations; it needs no network and is below 5 MB.
+    """Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.
 
-    A run shows its training curves, its alpha, and its model on up to 200 of its validation images. An evaluation
-    file has no images in it: the gallery needs the folders it was made from.
+    Of a run it shows the training curves, alpha, and the model on up to 200 validation images. An evaluation file
+    holds no images, so the gallery needs the folders it was made from.
 
     Examples:
 
@@ -39,7 +39,7 @@ def report(
     * `densecal report scores.json --predictions maps/ --masks masks/ --images photos/ --out report.html`
     """
     if (predictions is None) != (masks is None) or (images is not None and predictions is None):
-        raise InputError("--predictions, --masks, --images", "some of them", "maps and masks together, or none")
+        raise InputError("--predictions, --masks, --images", "only some of them", "maps and masks together, or none")
     from densecal.report.collect import collect
     from densecal.report.gallery import Folders
     from densecal.report.page import write_page

@@ -25,17 +25,17 @@ def shift(
     figures: Annotated[Path | None, typer.Option(help="Folder for the curves (PNG).")] = None,
     calibrator: Annotated[
         Path | None,
-        typer.Option(help="A calibrator's JSON, for a run without its own; the model is shown with and without it."),
+        typer.Option(help="Calibrator (JSON) for a run without its own. The model is shown with and without it."),
     ] = None,
     bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Measure how calibration and accuracy fall as images get noisy, blurred, compressed, bright or flat.
+    """Measure how calibration and accuracy suffer as images get noisy, blurred, compressed, bright or low in contrast.
 
-    Five kinds of corruption at five severities each, applied to the images at the size the network sees. Figures are
-    at the size of the masks.
+    Five kinds of corruption, at five severities each, are applied to the images at the network's input size. Figures
+    are computed at the size of the masks.
 
     Examples:
 
@@ -68,7 +68,7 @@ def shift(
         fitted = posthoc.load(calibrator).to(predictor.device)
         if fitted.num_classes != data.classes:
             raise InputError(
-                calibrator, f"a calibrator of {fitted.num_classes} classes", f"{data.classes}, as {run} has"
+                calibrator, f"a calibrator for {fitted.num_classes} classes", f"one for {data.classes}, as {run} has"
             )
         calibrators[f"{name} with {calibrator.stem}"] = fitted
     with progress_bar() as report:
@@ -87,13 +87,13 @@ def shift(
 
 
 def _dataset_name(images: Path) -> str:
-    """The folder's or file's name, or that of the folder it is in where it only says that it holds images."""
-    place = images.resolve()
-    return place.parent.name if place.name.lower() in ("images", "imgs", "image") else place.stem
+    """Return the name of the folder or file, or that of the parent of a folder named "images"."""
+    path = images.resolve()
+    return path.parent.name if path.name.lower() in ("images", "imgs", "image") else path.stem
 
 
 def _entry(name: str, by_kind: Shifts) -> dict[str, object]:
-    """One method as JSON: what all kinds have in common is written once."""
+    """Return one method as JSON, with the clean record, which all kinds share, written once."""
     clean = next(iter(by_kind.values()))[0]
     shifted = {kind: {s: record.to_json() for s, record in records.items() if s} for kind, records in by_kind.items()}
     return {"name": name, "dataset": clean.dataset, "clean": clean.to_json(), "shift": shifted}

@@ -19,13 +19,13 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings such as optim.lr=1e-4.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder.")] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
 ) -> None:
-    """Train a calibrated segmentation model and leave a run folder.
+    """Train a calibrated segmentation model and write a run folder.
 
     The folder holds config.yaml, log.jsonl, checkpoints/last, previous and best, alpha.csv (adaptive methods) and
-    calibrator.json (with model.calibrator). A run that was killed goes on with `--resume` and ends with the same
-    weights, to the bit on a CPU. Ctrl-C stops it after the step it is at, a second one at once.
+    calibrator.json (with model.calibrator). `--resume` continues a run that was killed, and it ends with the same
+    weights, bit for bit on a CPU. Ctrl-C stops a run after the current step, a second Ctrl-C stops it at once.
 
     Examples:
 
@@ -38,7 +38,7 @@ def train(
     from densecal.training.config import load_config
 
     config = load_config(recipe, overrides or [])
-    # takes seconds; a mistake in the settings is told before
+    # this import takes seconds, so mistakes in the settings are reported before it
     import_fabric()
     from densecal.calibrate.runs import train_and_calibrate
 
@@ -46,7 +46,7 @@ def train(
         with warnings_as_lines(), progress_bar(keep=True) as report:
             result = train_and_calibrate(config, out, resume, report)
     except KeyboardInterrupt:
-        print(f"densecal: {out}: stopped; --resume goes on after the last finished epoch", file=sys.stderr)
+        print(f"densecal: {out}: stopped; --resume continues after the last finished epoch", file=sys.stderr)
         raise
     if result is None:
         print(f"{out}: this run is finished; nothing to train")
@@ -68,28 +68,30 @@ def predict(
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
     ] = False,
     batch: Annotated[
-        int, typer.Option(min=1, help="Images at a time; with --tile, as many tiles as have their pixels.")
+        int, typer.Option(min=1, help="Images per batch; with --tile, as many tiles as have the same number of pixels.")
     ] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ensemble: Annotated[
         list[Path] | None,
-        typer.Option(help="A further run whose probabilities are averaged in, at the network's size; may be repeated."),
+        typer.Option(help="Another run whose probabilities are averaged in, at the network's size; may be repeated."),
     ] = None,
     mc_dropout: Annotated[
-        int | None, typer.Option(min=1, help="Average over so many draws of the network's dropout.")
+        int | None, typer.Option(min=1, help="Average over this many draws of the network's dropout.")
     ] = None,
     tile: Annotated[
         int | None,
-        typer.Option(help="Predict at each image's own resolution, in tiles of so many pixels (a multiple of 32)."),
+        typer.Option(
+            help="Predict at each image's own resolution, in tiles with this side in pixels (a multiple of 32)."
+        ),
     ] = None,
     overlap: Annotated[
-        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32); a quarter of a tile unless given.")
+        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32). Default: a quarter of a tile.")
     ] = None,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse larger images.")] = MAX_PIXELS,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
 ) -> None:
     """Write the probability maps of a trained model, at the size of each image.
 
-    Images are resized to the size the network was trained at, and its answer is resized back. With `--tile` large
+    Images are resized to the size the network was trained at, and its output is resized back. With `--tile`, large
     images keep their detail: the network sees overlapping tiles, whose probabilities are blended.
 
     Examples:
@@ -103,7 +105,7 @@ def predict(
     * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
     """
     if tile is None and overlap is not None:
-        raise InputError("--overlap", str(overlap), "--tile beside it")
+        raise InputError("--overlap", str(overlap), "--tile as well")
     from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
     from densecal.prediction.folder import predict as run_prediction
     from densecal.prediction.tiles import Tiling
@@ -137,7 +139,7 @@ def demo(
 ) -> None:
     """Show in about two minutes what calibration is: train with and without it on generated scenes.
 
-    Needs no data and no network; the result is report.html in the folder.
+    It needs no data and no network. The result is report.html in the folder.
     """
     from densecal.demo import run_demo
     from densecal.report.tables import comparison_table
@@ -146,7 +148,7 @@ def demo(
         with warnings_as_lines(), progress_bar(keep=True) as report:
             evaluations = run_demo(out, report)
     except Preempted as stopped:
-        stopped.args = (f"{out}: stopped; the same command starts anew",)
+        stopped.args = (f"{out}: stopped; the same command starts from the beginning",)
         raise
     console().print(comparison_table([evaluation.record for evaluation in evaluations]))
     print(f"The page: {out / 'report.html'}")

@@ -1,1 +1,1 @@
-"""Drawing and tabulating records: terminal and LaTeX tables, CSV, figures."""
+"""Records as tables, figures and one HTML page."""

@@ -8,7 +8,7 @@ from densecal.benchmark.summary import Summary
 
 
 def commands_text(summary: Summary, figures: list[Path]) -> str:
-    """Which command made which file and which row.
+    """Return which command made which file and which row.
 
     Args:
         summary: The benchmark.
@@ -17,7 +17,7 @@ def commands_text(summary: Summary, figures: list[Path]) -> str:
     files = ["table.md", "table.tex", "table.csv", "results.json", *(f"figures/{path.name}" for path in figures)]
     parts = [
         "# Commands",
-        "The whole benchmark, and again only what is missing or changed:",
+        "The whole benchmark; run again, it does only what is missing or changed:",
         f"```\n{summary.command}\n```",
         "The tables and figures alone, from the result files:",
         f"```\n{summary.command} --tables-only\n```",
@@ -26,6 +26,6 @@ def commands_text(summary: Summary, figures: list[Path]) -> str:
     ]
     parts += [f"{key}\n\n```\n{command}\n```" for key, command in summary.commands.items()]
     if summary.notes:
-        parts.append("What the trainings warned of:")
+        parts.append("Warnings of the trainings:")
         parts.append("\n".join(f"* {note} ({'; '.join(keys)})" for note, keys in summary.notes.items()))
     return "\n\n".join(parts) + "\n"

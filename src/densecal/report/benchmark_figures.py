@@ -15,20 +15,31 @@ from matplotlib.ticker import NullFormatter
 from densecal.benchmark.studies import TECHNIQUES, AlphaPath, Sweep, convergence, reference_value, sweeps
 from densecal.benchmark.summary import Row, Summary, spread
 from densecal.evaluation.record import Record
-from densecal.report.figures import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, file_name, joint_figure, plain_text, save
+from densecal.report.figures import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    file_name,
+    joint_figure,
+    plain_text,
+    save_figures,
+)
 
 _COLOURS = dict(zip(TECHNIQUES, (RED, ORANGE, BLUE, GREEN), strict=True))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTHS = {"m": 3.6}
-"""Moderation lies under dynamic moderation, which has the same mean."""
+"""A wide line for moderation, because dynamic moderation has the same mean and lies on top of it."""
 _STYLES = {"none": ("--", "unnormalised"), "paper": ("-", "normalised"), "confidence": (":", "normalised twice")}
 _SYMBOLS = {"alpha": r"$\alpha$", "eta": r"$\eta$", "lam": r"$\lambda$"}
-_WIDE = 10.0
+_LOGARITHMIC = 10.0
 """Positive values that span more than this factor go on a logarithmic axis."""
 
 
 def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
-    """Draw everything that the benchmark has the rows for.
+    """Draw every figure that the benchmark has rows for.
 
     Returns:
         The files written.
@@ -44,15 +55,11 @@ def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
     paths = convergence(summary)
     if paths:
         drawn["convergence"] = convergence_figure(paths)
-    written = []
-    for name, figure in drawn.items():
-        written.append(folder / f"{name}.png")
-        save(figure, written[-1])
-    return written
+    return save_figures(drawn, folder)
 
 
 def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
-    """ECE, OE and F max over a setting, a row a data set; shaded: one standard deviation over seeds."""
+    """Draw ECE, OE and F max over a setting, one row per data set; shaded is one standard deviation over seeds."""
     other = None if bins == summary.bins else bins
     datasets = [d for d in summary.datasets if any(sweep.points(line, d) for line in sweep.lines)]
     panels = [
@@ -62,10 +69,10 @@ def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
     ]
     figure = Figure(figsize=(10.5, 2.7 * len(datasets) + 0.5), layout="constrained")
     axes = figure.subplots(len(datasets), len(panels), squeeze=False, sharex=True)
-    for line_of_axes, dataset in zip(axes, datasets, strict=True):
-        for axis, (section, key, label, scale, which) in zip(line_of_axes, panels, strict=True):
+    for row, dataset in zip(axes, datasets, strict=True):
+        for axis, (section, key, label, scale, which) in zip(row, panels, strict=True):
             if section == "segmentation" and _is_ood(summary, dataset):
-                axis.set_axis_off()  # nothing is to be found there
+                axis.set_axis_off()  # such images have no foreground
                 continue
             for i, line in enumerate(sweep.lines):
                 _draw_line(axis, sweep, line, dataset, section, key, scale, which, i)
@@ -88,7 +95,7 @@ def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
 
 
 def convergence_figure(paths: list[AlphaPath]) -> Figure:
-    """Mean alpha and expected confidence over epochs, with unnormalised and normalised gradients."""
+    """Draw mean alpha and expected confidence over epochs, with unnormalised and normalised gradients."""
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for path in paths:
@@ -130,30 +137,30 @@ def _draw_line(
 
 
 def _scale_x(axis: Axes, sweep: Sweep) -> None:
-    """Wide positive ranges on a logarithmic axis; from 0 on, a root makes room for the small values."""
+    """Draw a wide positive range on a logarithmic axis, and one that includes 0 on a square-root axis."""
     values = sorted({float(row.method[sweep.key]) for rows in sweep.lines.values() for row in rows})
     positive = [value for value in values if value > 0]
-    if values[0] < 0 or not positive or positive[-1] / positive[0] < _WIDE:
+    if values[0] < 0 or not positive or positive[-1] / positive[0] < _LOGARITHMIC:
         return
     if values[0] > 0:
         axis.set_xscale("log")
-        places = np.log(values)
+        positions = np.log(values)
     else:
         axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-        places = np.sqrt(values)
-    apart = (places[-1] - places[0]) / 8
+        positions = np.sqrt(values)
+    least = (positions[-1] - positions[0]) / 8
     ticks = [values[0]]
-    for value, place in zip(values, places, strict=True):
-        if place - places[values.index(ticks[-1])] > apart:
+    for value, position in zip(values, positions, strict=True):
+        if position - positions[values.index(ticks[-1])] > least:
             ticks.append(value)
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks], fontsize=8)
     axis.set_xticks([], minor=True)
 
 
 def _scale_ece(axis: Axes) -> None:
-    """Small errors matter most: a logarithmic axis where they span much."""
+    """Use a logarithmic axis for a wide range, because small errors matter most."""
     heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axis.get_lines()])
-    if heights.min() > 0 and heights.max() / heights.min() > _WIDE:
+    if heights.min() > 0 and heights.max() / heights.min() > _LOGARITHMIC:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter(NullFormatter())
@@ -177,7 +184,7 @@ def _has_joint(row: Row) -> bool:
 
 
 def _pooled(row: Row) -> Record:
-    """A record with the joint density of all seeds."""
+    """Return a record with the joint density of all seeds."""
     counts: Counter[tuple[int, int]] = Counter()
     for record in row.records.values():
         for x, y, n in record.joint.counts:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from densecal.benchmark.studies import EffectiveRange, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary, results, spread
 from densecal.benchmark.tuning import MAX_DROP
 from densecal.io.atomic import write_json, write_text
-from densecal.report.tables import COLUMNS, Column, _tex
+from densecal.report.tables import COLUMNS, Column, csv_rows, escape_latex
 
 _BY_KEY = {column.key: column for column in COLUMNS}
 _NLL = Column("calibration", "nll", "NLL", "NLL", False, min)
@@ -26,7 +24,7 @@ _OOD = (
     Column("ood", "auroc", "AUROC", "AUROC", False, max),
     Column("ood", "fpr95", "FPR95", "FPR95", False, min),
 )
-"""Of images that show nothing to be found."""
+"""Figures of images without foreground."""
 MAIN = (_BY_KEY["ece_ew"], _BY_KEY["oe_ew"])
 """The figures of the paper's Table 1."""
 SWEPT = (*MAIN, _BY_KEY["f_max"], _BY_KEY["miou"])
@@ -36,23 +34,23 @@ DETAILS = (*COLUMNS[:_AFTER_BRIER], _NLL, *COLUMNS[_AFTER_BRIER:], *_OOD)
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: the rows of one method by data set."""
+    """A line of a table: the rows of one method, by data set."""
 
     name: str
     rows: dict[str, Row]
     group: str
-    """Lines of one group stand together."""
+    """The block of the table that the line belongs to."""
 
     @property
     def competes(self) -> bool:
-        """Whether it may be marked as the best; references are not, for they cost several models or passes."""
+        """Whether it may be marked as the best; references may not, because they cost several models or passes."""
         return not any(row.reference for row in self.rows.values())
 
 
 Cell = tuple[str, Column]
 """A column of a table: the data set and the figure."""
 Style = Callable[[str, str, str], str]
-"""Mean, spread (may be empty) and mark to text."""
+"""From mean, spread (may be empty) and mark to text."""
 
 
 def write_tables(summary: Summary, out: Path) -> None:
@@ -68,7 +66,7 @@ def write_tables(summary: Summary, out: Path) -> None:
 
 
 def terminal_table(summary: Summary) -> Table:
-    """The main table, for people."""
+    """Return the main table for the terminal."""
     lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
     table = Table(
         title="Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined",
@@ -78,13 +76,15 @@ def terminal_table(summary: Summary) -> Table:
     for dataset, column in cells:
         table.add_column(f"{escape(dataset)}\n{column.heading}", justify="right")
     styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
-    for line, texts, ends in _texts(lines, cells, lambda m, s, mark: styles[mark].format(m) + (f" ± {s}" if s else "")):
-        table.add_row(escape(line.name), *texts, end_section=ends)
+    for line, texts, is_last in _texts(
+        lines, cells, lambda m, s, mark: styles[mark].format(m) + (f" ± {s}" if s else "")
+    ):
+        table.add_row(escape(line.name), *texts, end_section=is_last)
     return table
 
 
 def markdown_text(summary: Summary) -> str:
-    """Every table, with the command that made them."""
+    """Return every table as Markdown, with the command that made them."""
     parts = [
         "# Benchmark",
         f"Made by `{summary.command}`; the commands behind every row are in `commands.md`.",
@@ -97,7 +97,7 @@ def markdown_text(summary: Summary) -> str:
     if lines:
         parts.append(_markdown_table(lines, _cells(summary, MAIN)))
         for dataset in summary.datasets:
-            parts += [f"## {dataset}", _markdown_table(lines, _used(summary, dataset, lines))]
+            parts += [f"## {dataset}", _markdown_table(lines, _detail_cells(summary, dataset, lines))]
         if any(row.ood for row in summary.rows):
             parts.append(
                 "Entropy in per cent of its maximum. AUROC and FPR95: how well the mean entropy of an image tells the "
@@ -115,11 +115,11 @@ def markdown_text(summary: Summary) -> str:
 
 
 def latex_text(summary: Summary) -> str:
-    """The main table in booktabs style, a pair of columns a data set, like the paper's Table 1."""
+    """Return the main table in booktabs style, two columns per data set, like the paper's Table 1."""
     lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
     wide = len(MAIN)
-    heads = " & ".join(rf"\multicolumn{{{wide}}}{{c}}{{{_tex(dataset)}}}" for dataset in datasets)
+    heads = " & ".join(rf"\multicolumn{{{wide}}}{{c}}{{{escape_latex(dataset)}}}" for dataset in datasets)
     rules = " ".join(rf"\cmidrule(lr){{{2 + wide * i}-{1 + wide * (i + 1)}}}" for i in range(len(datasets)))
     out = [
         r"% needs \usepackage{booktabs}; calibration in per cent, mean and standard deviation over seeds",
@@ -137,30 +137,30 @@ def latex_text(summary: Summary) -> str:
         return marks[mark].format(mean) + (rf" {{\scriptsize$\pm$ {std}}}" if std else "")
 
     body = list(_texts(lines, cells, style))
-    for i, (line, texts, ends) in enumerate(body):
-        out.append(" & ".join([_tex(line.name), *texts]) + r" \\")
-        if ends and i + 1 < len(body):
+    for i, (line, texts, is_last) in enumerate(body):
+        out.append(" & ".join([escape_latex(line.name), *texts]) + r" \\")
+        if is_last and i + 1 < len(body):
             out.append(r"\midrule")
     return "\n".join([*out, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def csv_text(summary: Summary) -> str:
-    """One line a row with mean and spread of every figure, as fractions."""
-    lines = []
+    """Return one line per row with mean and spread of every figure, as fractions."""
+    lines: list[dict[str, Any]] = []
     for entry in results(summary)["rows"]:
         line = {key: entry[key] for key in ("name", "label", "calibrator", "dataset", "ood", "reference")}
         line |= {key: value for key, value in entry["method"].items() if key in _swept_keys(summary)}
         for key, figure in entry["figures"].items():
-            line[key], line[f"{key}_std"] = _number(figure["mean"]), _number(figure["std"])
+            line[key], line[f"{key}_std"] = _number_text(figure["mean"]), _number_text(figure["std"])
         lines.append(line)
-    return _csv(lines)
+    return csv_rows(lines)
 
 
 # ------------------------------------------------------------------ lines, columns, marks
 
 
 def _lines(summary: Summary, grid: bool) -> list[Line]:
-    """Methods with or without a grid."""
+    """Return the methods with or without a grid."""
     lines: dict[str, Line] = {}
     for row in summary.rows:
         if bool(row.grid) == grid:
@@ -170,36 +170,38 @@ def _lines(summary: Summary, grid: bool) -> list[Line]:
 
 
 def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | None = None) -> list[Cell]:
-    """These columns for every data set that has them."""
+    """Return the columns of every data set that has figures for them."""
     lines = _lines(summary, grid=False) if lines is None else lines
-    return [(d, c) for d in summary.datasets for c in columns if _has(summary, lines, d, c)]
+    return [(d, c) for d in summary.datasets for c in columns if _has_figures(summary, lines, d, c)]
 
 
-def _used(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
-    return [(dataset, column) for column in DETAILS if _has(summary, lines, dataset, column)]
+def _detail_cells(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
+    return [(dataset, column) for column in DETAILS if _has_figures(summary, lines, dataset, column)]
 
 
-def _has(summary: Summary, lines: list[Line], dataset: str, column: Column) -> bool:
+def _has_figures(summary: Summary, lines: list[Line], dataset: str, column: Column) -> bool:
     rows = [line.rows[dataset] for line in lines if dataset in line.rows]
     ood = any(row.ood for row in rows)
     if ood and (column.section == "segmentation" or column.key == "ece_foreground"):
-        return False  # nothing is to be found there, so nothing can be said about finding it
+        return False  # there is no foreground to be right or wrong about
     if column in _OOD and not ood:
-        return False  # doubt is good where there is nothing, elsewhere it depends
+        return False  # high entropy is good only where there is no foreground
     return any(row.values(column.section, column.key) for row in rows)
 
 
-def _mean(line: Line, cell: Cell) -> tuple[float, float]:
+def _mean_and_spread(line: Line, cell: Cell) -> tuple[float, float]:
     dataset, column = cell
     row = line.rows.get(dataset)
     return spread(row.values(column.section, column.key).values()) if row else (math.nan, math.nan)
 
 
 def _marks(lines: list[Line], cell: Cell) -> dict[str, str]:
-    """``best`` and ``second`` by the text of the mean; what reads the same is equally good."""
+    """Return ``best`` and ``second`` by the text of the mean, so that equal texts have equal marks."""
     column = cell[1]
     means = {
-        column.text(mean): mean for line in lines if line.competes and not math.isnan(mean := _mean(line, cell)[0])
+        column.text(mean): mean
+        for line in lines
+        if line.competes and not math.isnan(mean := _mean_and_spread(line, cell)[0])
     }
     marks: dict[str, str] = {}
     for mark in ("best", "second"):
@@ -212,18 +214,18 @@ def _marks(lines: list[Line], cell: Cell) -> dict[str, str]:
 def _texts(
     lines: list[Line], cells: list[Cell], style: Style, marked: bool = True
 ) -> list[tuple[Line, list[str], bool]]:
-    """Each line with its texts, and whether its group ends with it."""
+    """Return each line with its texts, and whether it is the last of its group."""
     marks = [_marks(lines, cell) if marked else {} for cell in cells]
-    found = []
+    styled = []
     for i, line in enumerate(lines):
         texts = []
         for cell, mark in zip(cells, marks, strict=True):
-            mean, std = _mean(line, cell)
+            mean, std = _mean_and_spread(line, cell)
             text = cell[1].text(mean)
             shown = "" if math.isnan(std) else cell[1].text(std)
             texts.append(style(text, shown, mark.get(text, "") if line.competes else ""))
-        found.append((line, texts, i + 1 == len(lines) or lines[i + 1].group != line.group))
-    return found
+        styled.append((line, texts, i + 1 == len(lines) or lines[i + 1].group != line.group))
+    return styled
 
 
 # ------------------------------------------------------------------ Markdown
@@ -246,12 +248,12 @@ def _markdown(heads: list[str], rows: list[list[str]]) -> str:
 def _notes(summary: Summary) -> list[str]:
     notes = []
     if summary.missing:
-        notes.append("Missing: " + "; ".join(f"{task} ({why})" for task, why in summary.missing.items()) + ".")
+        notes.append("Missing: " + "; ".join(f"{task} ({reason})" for task, reason in summary.missing.items()) + ".")
     short = {f"{row.name} (seeds {', '.join(row.records)})" for row in summary.rows if _lacks_seeds(summary, row)}
     if short:
         notes.append("Not all seeds: " + "; ".join(sorted(short)) + ".")
     if summary.stale:
-        notes.append("Made with other settings than the matrix has now: " + "; ".join(summary.stale) + ".")
+        notes.append("Made with other settings than those of the matrix: " + "; ".join(summary.stale) + ".")
     return notes
 
 
@@ -267,8 +269,8 @@ def _tuning_markdown(summary: Summary) -> str:
             rows.append([label, trial.override, f"{100 * trial.ece:.2f}", f"{trial.score:.3f}", chosen])
     reference = next(iter(summary.choices.values())).reference
     note = (
-        "One strength a method, as many values for each, seed "
-        f"{summary.matrix.seeds[0]}: least ECE on the validation images of those whose F max lies less than "
+        f"One strength per method, with as many values tried for each, seed {summary.matrix.seeds[0]}. The chosen "
+        "value has the least ECE on the validation images, of those whose F max is less than "
         f"{MAX_DROP:g} below that of plain cross entropy ({reference:.3f})."
     )
     return note + "\n\n" + _markdown(["method", "setting", "validation ECE", "F max", ""], rows)
@@ -279,29 +281,29 @@ def _tuning_markdown(summary: Summary) -> str:
 
 def _alpha_ranges(summary: Summary) -> list[EffectiveRange]:
     return [
-        found
+        alphas
         for sweep in sweeps(summary)
         if (sweep.method, sweep.key) == ("slp", "alpha")
         for bins in summary.matrix.bins
-        for found in effective_ranges(summary, sweep, bins)
+        for alphas in effective_ranges(summary, sweep, bins)
     ]
 
 
-def _range_text(found: EffectiveRange) -> str:
-    if found.lower is None or found.upper is None:
+def _range_text(alphas: EffectiveRange) -> str:
+    if alphas.lower is None or alphas.upper is None:
         return "none"
-    return f"{100 * found.lower:g} - {100 * found.upper:g}"
+    return f"{100 * alphas.lower:g} - {100 * alphas.upper:g}"
 
 
 def _ranges_markdown(summary: Summary, ranges: list[EffectiveRange]) -> str:
     parts = [
         "Perturbation probabilities (per cent) around the best one, with which static label perturbation has less ECE "
-        "than plain cross entropy; behind them the best value tried and its ECE in per cent."
+        "than plain cross entropy. In brackets: the best value tried and its ECE in per cent."
     ]
     for bins, datasets, lines in _range_tables(summary, ranges):
         rows = [
-            [line, *(f"{_range_text(r)} (best {100 * r.best:g}: {100 * r.ece:.2f})" for r in found)]
-            for line, found in lines
+            [line, *(f"{_range_text(r)} (best {100 * r.best:g}: {100 * r.ece:.2f})" for r in line_ranges)]
+            for line, line_ranges in lines
         ]
         parts.append(_markdown([f"{bins} bins", *datasets], rows))
     return "\n\n".join(parts)
@@ -311,10 +313,10 @@ def _ranges_latex(summary: Summary, ranges: list[EffectiveRange]) -> str:
     out = [r"% needs \usepackage{booktabs}", f"% made by: {summary.command}"]
     for bins, datasets, lines in _range_tables(summary, ranges):
         out += [r"\begin{tabular}{l" + "c" * len(datasets) + "}", r"\toprule"]
-        out += [" & ".join([rf"$\alpha$ in \%, {bins} bins", *map(_tex, datasets)]) + r" \\", r"\midrule"]
+        out += [" & ".join([rf"$\alpha$ in \%, {bins} bins", *map(escape_latex, datasets)]) + r" \\", r"\midrule"]
         out += [
-            " & ".join([_tex(line), *(_range_text(r).replace("-", "--") for r in found)]) + r" \\"
-            for line, found in lines
+            " & ".join([escape_latex(line), *(_range_text(r).replace("-", "--") for r in line_ranges)]) + r" \\"
+            for line, line_ranges in lines
         ]
         out += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(out)
@@ -323,34 +325,25 @@ def _ranges_latex(summary: Summary, ranges: list[EffectiveRange]) -> str:
 def _range_tables(
     summary: Summary, ranges: list[EffectiveRange]
 ) -> list[tuple[int, list[str], list[tuple[str, list[EffectiveRange]]]]]:
-    """One table a number of bins: techniques by data sets."""
+    """Return one table per number of bins: techniques by data sets."""
     tables = []
     for bins in summary.matrix.bins:
-        here = [found for found in ranges if found.bins == bins]
-        datasets = list(dict.fromkeys(found.dataset for found in here))
-        lines = [(line, [r for r in here if r.line == line]) for line in dict.fromkeys(found.line for found in here)]
+        of_bins = [r for r in ranges if r.bins == bins]
+        datasets = list(dict.fromkeys(r.dataset for r in of_bins))
+        lines = [(line, [r for r in of_bins if r.line == line]) for line in dict.fromkeys(r.line for r in of_bins)]
         tables.append((bins, datasets, lines))
     return tables
 
 
 def _ranges_csv(ranges: list[EffectiveRange]) -> str:
     keys = ("line", "dataset", "bins", "lower", "upper", "best", "ece", "baseline")
-    return _csv([{key: getattr(found, key) for key in keys} for found in ranges])
+    return csv_rows([{key: getattr(alphas, key) for key in keys} for alphas in ranges])
 
 
 # ------------------------------------------------------------------ CSV
 
 
-def _csv(lines: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    names = list(dict.fromkeys(key for line in lines for key in line))
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
-
-
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.10g}"
 
 

@@ -1,14 +1,15 @@
-"""Evaluation records, logs and examples as the compact JSON from which the page's script draws."""
+"""Evaluation records, logs and examples as compact JSON, from which the page's script draws."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 
 from densecal.evaluation.record import Curve, OutOfDistribution, Record
 from densecal.report.gallery import Example
@@ -23,43 +24,42 @@ Json = dict[str, Any]
 
 
 class Colours:
-    """One colour a method, the same in every diagram."""
+    """One colour per method, the same in every diagram."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def of(self, name: str) -> int:
-        """The number of a name's colour."""
+        """Return the number of a method's colour."""
         return self._numbers.setdefault(name, len(self._numbers))
 
 
 def page_data(
     records: Sequence[Record], runs: Sequence[Run], examples: Sequence[Example], album: Album, budget: int
-) -> str:
-    """Everything the script needs, safe to stand inside a script element.
+) -> Markup:
+    """Return everything that the script needs, safe inside a script element.
 
     Args:
         records: Evaluation records.
         runs: Runs.
         examples: Images of the gallery.
-        album: Empty; takes the pictures.
-        budget: Most characters of the text.
+        album: An empty album, for the pictures.
+        budget: Largest number of characters of the text.
     """
     colours = Colours()
     data: Json = {
         "records": [_record(record, colours) for record in records],
         "runs": [_run(run, colours, album) for run in runs if run.log],
-        "ood": [_outside(record, entry) for record in records for entry in record.ood],
+        "ood": [_ood(record, entry) for record in records for entry in record.ood],
         "gallery": [_example(example, album) for example in examples],
     }
-    head = embedded(data)
-    return f'{head[:-1]},"pictures":{embedded(album.packed(budget - len(head)))}}}'
+    data["pictures"] = album.encode(budget - len(safe_json({**data, "pictures": []})))
+    return safe_json(data)
 
 
-def embedded(value: Any) -> str:
-    """JSON that no browser can take for markup, whatever names it holds; NaN and infinity become null."""
-    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+def safe_json(value: Any) -> Markup:
+    """Return JSON that no browser can take for markup, whatever names it holds. NaN and infinity become null."""
+    return htmlsafe_json_dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def _record(record: Record, colours: Colours) -> Json:
@@ -70,8 +70,8 @@ def _record(record: Record, colours: Colours) -> Json:
         "dataset": record.dataset,
         "colour": colours.of(record.name),
         "ece": f"{100 * calibration['ece_ew']:.2f} %" if "ece_ew" in calibration else "",
-        "figures": {key: _short(calibration.get(key), 6) for key in _INTERVALS},
-        "intervals": {key: [_short(v, 6) for v in intervals[key]] for key in _INTERVALS if key in intervals},
+        "figures": {key: _rounded(calibration.get(key), 6) for key in _INTERVALS},
+        "intervals": {key: [_rounded(v, 6) for v in intervals[key]] for key in _INTERVALS if key in intervals},
         "reliability": _curve(reliability.curve),
         "foreground": None if reliability.foreground is None else _curve(reliability.foreground),
         "histogram": asdict(reliability.histogram),
@@ -80,22 +80,22 @@ def _record(record: Record, colours: Colours) -> Json:
         "curves": None,
     }
     if record.thresholds is not None:
-        given = record.thresholds
+        counts = record.thresholds
         data["thresholds"] = {
-            "tp": given.true_positives, "fp": given.false_positives,
-            "positives": given.positives, "negatives": given.negatives,
+            "tp": counts.true_positives, "fp": counts.false_positives,
+            "positives": counts.positives, "negatives": counts.negatives,
         }  # fmt: skip
     if record.curves is not None:
         curves = {"precision": record.curves.precision, "recall": record.curves.recall, "f": record.curves.f_curve}
-        data["curves"] = {short: [_short(v, 4) for v in curve] for short, curve in curves.items()}
+        data["curves"] = {name: [_rounded(v, 4) for v in curve] for name, curve in curves.items()}
     return data
 
 
 def _curve(curve: Curve) -> Json:
     return {
         "count": curve.count,
-        "confidence": [_short(v, 5) for v in curve.confidence],
-        "accuracy": [_short(v, 5) for v in curve.accuracy],
+        "confidence": [_rounded(v, 5) for v in curve.confidence],
+        "accuracy": [_rounded(v, 5) for v in curve.accuracy],
     }
 
 
@@ -109,11 +109,11 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
         "colour": colours.of(run.name),
         "symbol": symbol,
         "epochs": [line["epoch"] for line in run.log],
-        "loss": [_short(line["loss"], 6) for line in run.log],
-        "ece": [_short(line["validation"].get("ece_ew"), 6) for line in run.log],
-        "accuracy": [_short(line["validation"].get("accuracy"), 6) for line in run.log],
+        "loss": [_rounded(line["loss"], 6) for line in run.log],
+        "ece": [_rounded(line["validation"].get("ece_ew"), 6) for line in run.log],
+        "accuracy": [_rounded(line["validation"].get("accuracy"), 6) for line in run.log],
         "quantiles": {
-            name: [_short(line[key], 6) for line in lines] for name, key in zip(_QUANTILES, keys, strict=True)
+            name: [_rounded(line[key], 6) for line in lines] for name, key in zip(_QUANTILES, keys, strict=True)
         }
         if has_quantiles
         else None,
@@ -121,12 +121,12 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
     }
     if run.alpha:
         counts, edges = np.histogram(list(run.alpha.values()), _ALPHA_BINS)
-        data["histogram"] = {"counts": counts.tolist(), "edges": [_short(float(edge), 6) for edge in edges]}
+        data["histogram"] = {"counts": counts.tolist(), "edges": [_rounded(float(edge), 6) for edge in edges]}
         for side, names in (("highest", run.highest), ("lowest", run.lowest)):
             data[side] = [
                 {
                     "name": name,
-                    "value": _short(run.alpha[name], 6),
+                    "value": _rounded(run.alpha[name], 6),
                     "pictures": [[h, album.add(p)] for h, p in run.extremes.get(name, {}).items()],
                 }
                 for name in names
@@ -134,7 +134,7 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
     return data
 
 
-def _outside(record: Record, entry: OutOfDistribution) -> Json:
+def _ood(record: Record, entry: OutOfDistribution) -> Json:
     return {
         "name": record.name,
         "dataset": record.dataset,
@@ -151,19 +151,20 @@ def _example(example: Example, album: Album) -> Json:
         "method": example.method,
         "dataset": example.dataset,
         "name": example.name,
-        "confidence": _short(example.confidence, 5),
-        "accuracy": _short(example.accuracy, 5),
-        "entropy": _short(example.entropy, 5),
+        "confidence": _rounded(example.confidence, 5),
+        "accuracy": _rounded(example.accuracy, 5),
+        "entropy": _rounded(example.entropy, 5),
         "pictures": [[heading, album.add(picture)] for heading, picture in example.pictures.items()],
     }
 
 
-def _short(value: float | None, digits: int) -> float | None:
-    """Fewer characters; JSON of a large evaluation is mostly digits."""
+def _rounded(value: float | None, digits: int) -> float | None:
+    """Return a value with fewer digits, which are most of the JSON of a large evaluation."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
 def _finite(value: Any) -> Any:
+    """Return the value with None for every NaN and infinity."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Reliability class by class: a figure of evaluation records of K classes."""
+"""Reliability per class: a figure of evaluation records with K classes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from densecal.evaluation.record import Record
-from densecal.report.figures import CYCLE, GREY, by_folder, plain_text, save
+from densecal.report.figures import CYCLE, GREY, by_folder, plain_text, save_figures
 
-COLUMNS = 6
+_COLUMNS = 6
 
 
 def write_class_figures(records: list[Record], folder: Path) -> list[Path]:
-    """Draw the records that have several classes, beside the files of ``write_figures``; returns those written."""
+    """Draw the records that have several classes, beside the files of ``write_figures``.
+
+    Returns:
+        The files written.
+    """
     written = []
-    for place, group in by_folder(records, folder):
+    for subfolder, group in by_folder(records, folder):
         several = [record for record in group if (record.settings.classes or 1) > 1]
         if several:
-            path = place / "reliability-classes.png"
-            save(class_figure(several), path)
-            written.append(path)
+            written += save_figures({"reliability-classes": class_figure(several)}, subfolder)
     return written
 
 
 def class_figure(records: list[Record]) -> Figure:
-    """Share of a class over the probability given to it, a panel a class and a line a method.
+    """Draw the share of each class over its predicted probability: one panel per class, one line per method.
 
-    Bins with less than a thousandth of the pixels above the first bin, which is nearly all pixels of other classes,
-    are left out: they say nothing.
+    Bins with very few pixels are noise and are left out: those with less than a thousandth of the pixels above the
+    first bin, which holds nearly all pixels of other classes.
     """
     classes = max(len(record.reliability.classes) for record in records)
-    columns = min(COLUMNS, classes)
+    columns = min(_COLUMNS, classes)
     rows = math.ceil(classes / columns)
     figure = Figure(figsize=(2.1 * columns + 0.4, 2.3 * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
@@ -46,8 +48,8 @@ def class_figure(records: list[Record]) -> Figure:
         for i, record in enumerate(records):
             curve = record.reliability.classes[k]
             count = np.array(curve.count, dtype=float)
-            held = count > 1e-3 * count[1:].sum()
-            x, y = np.array(curve.confidence)[held], np.array(curve.accuracy)[held]
+            enough = count > 1e-3 * count[1:].sum()
+            x, y = np.array(curve.confidence)[enough], np.array(curve.accuracy)[enough]
             colour = CYCLE[i % len(CYCLE)]
             axis.plot(x, y, "o-", color=colour, linewidth=1, markersize=3, label=plain_text(record.name))
             errors.append(f"{100 * curve.ece:.2f}")

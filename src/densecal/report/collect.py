@@ -1,4 +1,4 @@
-"""From the paths on the command line to a page: read, evaluate runs, gather examples, say what could not be had."""
+"""From the paths on the command line to a page: read, evaluate runs, gather examples, note what is missing."""
 
 from __future__ import annotations
 
@@ -24,56 +24,56 @@ def collect(
 ) -> Page:
     """Gather everything that the page shows.
 
-    Runs are evaluated on their validation images where checkpoint and images are there; where they are not, the page
-    says so and shows the rest.
+    A run is evaluated on its validation images. Where its checkpoint or the images are missing, the page says so and
+    shows the rest.
 
     Args:
         paths: Run folders, evaluation files and benchmark folders.
         folders: Maps, masks and images of the evaluations, for the gallery.
-        examples: Images of the gallery, an evaluation.
+        examples: Images per evaluation in the gallery.
         workers: Processes that read the maps.
-        progress: Told how far it is.
+        progress: Told of every step.
 
     Raises:
-        InputError: A path is nothing of that kind, or the folders do not fit the evaluations.
+        InputError: A path holds nothing of that kind, or the folders do not fit the evaluations.
     """
-    found = read_inputs(paths)
-    page = Page(title="densecal report", records=found.records, paired=found.paired)
+    inputs = read_inputs(paths)
+    page = Page(title="densecal report", records=inputs.records, paired=inputs.paired)
     if folders is not None:
-        if not found.records:
+        if not inputs.records:
             raise InputError(folders.predictions, "maps without an evaluation of them", "an evaluation file as well")
-        page.examples += folder_examples(found.records, folders, examples, workers, progress)
-    _add_runs(page, found, examples, progress)
+        page.examples += folder_examples(inputs.records, folders, examples, workers, progress)
+    _add_runs(page, inputs, examples, progress)
     page.lead = [_lead(page)]
-    if not folders and found.records and examples:
+    if not folders and inputs.records and examples:
         page.notes.append(
             "For a gallery of the evaluations' most over-confident images, give --predictions, --masks and --images."
         )
     return page
 
 
-def _add_runs(page: Page, found: Inputs, examples: int, progress: Progress) -> None:
+def _add_runs(page: Page, inputs: Inputs, examples: int, progress: Progress) -> None:
     evaluations: list[Evaluation] = []
-    names: dict[str, str] = {}
-    for run in found.runs:
+    datasets: dict[str, str] = {}
+    for run in inputs.runs:
         try:
             validation = validate_run(run, examples, progress)
         except (InputError, ImportError) as error:
             page.notes.append(f"{run.name}: not evaluated on its validation images ({error}).")
         else:
             record = validation.evaluation.record
-            # runs with other validation images are another data set, and are not compared
-            suffix = f" ({len(names) + 1})" if names and validation.digest not in names else ""
-            dataset = names.setdefault(validation.digest, record.dataset + suffix)
+            # runs are compared only where they have the same validation images
+            suffix = f" ({len(datasets) + 1})" if datasets and validation.digest not in datasets else ""
+            dataset = datasets.setdefault(validation.digest, record.dataset + suffix)
             evaluations.append(replace(validation.evaluation, record=replace(record, dataset=dataset)))
             page.examples += [replace(example, dataset=dataset) for example in validation.examples]
-        page.runs.append(_illustrated(run, page.notes))
-    page.runs += [_illustrated(run, page.notes) for run in found.logs]
+        page.runs.append(_with_pictures(run, page.notes))
+    page.runs += [_with_pictures(run, page.notes) for run in inputs.logs]
     page.records = [*page.records, *(evaluation.record for evaluation in evaluations)]
     page.paired = [*page.paired, *paired_differences(evaluations)]
 
 
-def _illustrated(run: Run, notes: list[str]) -> Run:
+def _with_pictures(run: Run, notes: list[str]) -> Run:
     try:
         return with_extremes(run)
     except (InputError, ImportError) as error:
@@ -86,11 +86,11 @@ def _lead(page: Page) -> str:
     datasets = len({record.dataset for record in page.records})
     parts = []
     if page.records:
-        parts.append(f"{_counted(methods, 'method')} on {_counted(datasets, 'data set')}")
+        parts.append(f"{_count_text(methods, 'method')} on {_count_text(datasets, 'data set')}")
     if page.runs:
-        parts.append(_counted(len(page.runs), "training run"))
+        parts.append(_count_text(len(page.runs), "training run"))
     return f"{', '.join(parts)}. How far can the confidence of these models be believed?"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,13 @@ from densecal.evaluation.record import Curve, Record
 from densecal.io.atomic import write_atomically
 from densecal.report.tables import by_dataset
 
-# Okabe and Ito's palette: told apart by colour-blind readers too.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7F7F7F"
 CYCLE = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 
 
 def write_figures(records: list[Record], folder: Path) -> list[Path]:
-    """Draw everything that the records hold; one folder a data set when there are several.
+    """Draw everything that the records hold, in one folder per data set when there are several.
 
     Args:
         records: Evaluation records, as ``densecal evaluate --json`` writes them.
@@ -33,25 +33,22 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
         The files written.
     """
     written = []
-    for place, group in by_folder(records, folder):
-        drawings: dict[str, Callable[[list[Record]], Figure]] = {
-            "reliability": reliability_figure,
-            "joint": joint_figure,
-            "confidence": confidence_figure,
+    for subfolder, group in by_folder(records, folder):
+        drawn = {
+            "reliability": reliability_figure(group),
+            "joint": joint_figure(group),
+            "confidence": confidence_figure(group),
         }
         if any(record.reliability.foreground is not None for record in group):
-            drawings["reliability-foreground"] = foreground_figure
+            drawn["reliability-foreground"] = foreground_figure(group)
         if all(record.curves is not None for record in group):
-            drawings["curves"] = curve_figure
-        for name, draw in drawings.items():
-            path = place / f"{name}.png"
-            save(draw(group), path)
-            written.append(path)
+            drawn["curves"] = curve_figure(group)
+        written += save_figures(drawn, subfolder)
     return written
 
 
 def by_folder(records: list[Record], folder: Path) -> Iterator[tuple[Path, list[Record]]]:
-    """The records of every data set and where their figures go: a folder each when there are several."""
+    """Yield the folder and the records of every data set: a folder of its own when there are several."""
     groups = by_dataset(records)
     for dataset, group in groups.items():
         yield folder / file_name(dataset) if len(groups) > 1 else folder, group
@@ -62,13 +59,21 @@ def save(figure: Figure, path: Path) -> None:
     write_atomically(path, lambda stream: figure.savefig(stream, format="png", dpi=150))
 
 
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write figures by name as ``NAME.png``, and return the files."""
+    paths = [folder / f"{name}.png" for name in figures]
+    for figure, path in zip(figures.values(), paths, strict=True):
+        save(figure, path)
+    return paths
+
+
 def reliability_figure(records: list[Record]) -> Figure:
-    """Accuracy over confidence of the winning class, with the number of pixels in each bin below."""
+    """Draw accuracy over confidence of the winning class, with the number of pixels in each bin below."""
     return _reliability(records, lambda r: r.reliability.curve, "confidence", "accuracy", "ece_ew")
 
 
 def foreground_figure(records: list[Record]) -> Figure:
-    """Share of foreground over the foreground probability: what the background cannot dominate."""
+    """Draw the share of foreground over the foreground probability, which the background does not dominate."""
     return _reliability(
         records, lambda r: r.reliability.foreground, "foreground probability", "share of foreground",
         "ece_foreground",
@@ -76,7 +81,7 @@ def foreground_figure(records: list[Record]) -> Figure:
 
 
 def joint_figure(records: list[Record]) -> Figure:
-    """Density of images over mean confidence and accuracy, against the diagonal of a calibrated model."""
+    """Draw the density of images over mean confidence and accuracy, with the diagonal of a calibrated model."""
     low = min(_joint_low(record) for record in records)
     figure, axes = _panels(records, 3.2)
     for axis, record in zip(axes, records, strict=True):
@@ -99,7 +104,7 @@ def joint_figure(records: list[Record]) -> Figure:
 
 
 def confidence_figure(records: list[Record]) -> Figure:
-    """How many pixels are how confident, right and wrong ones apart."""
+    """Draw histograms of the confidence of right and of wrong pixels."""
     figure, axes = _panels(records, 2.8)
     for axis, record in zip(axes, records, strict=True):
         histogram = record.reliability.histogram
@@ -116,7 +121,7 @@ def confidence_figure(records: list[Record]) -> Figure:
 
 
 def curve_figure(records: list[Record]) -> Figure:
-    """F over the threshold, and precision over recall, of every method."""
+    """Draw F over the threshold and precision over recall, one line per method."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, record in enumerate(records):
@@ -147,18 +152,18 @@ def _reliability(
         x, y = np.array(curve.confidence), np.array(curve.accuracy)
         width = 1.0 / len(count)
         left = np.arange(len(count)) * width
-        held = count > 0
+        filled = count > 0
         upper, lower = column
-        upper.bar(left[held], y[held], width, align="edge", color=BLUE, edgecolor="white", label=y_label)
+        upper.bar(left[filled], y[filled], width, align="edge", color=BLUE, edgecolor="white", label=y_label)
         upper.bar(
-            left[held], (x - y)[held], width, bottom=y[held], align="edge", color=RED, alpha=0.35, hatch="//",
+            left[filled], (x - y)[filled], width, bottom=y[filled], align="edge", color=RED, alpha=0.35, hatch="//",
             edgecolor=RED, linewidth=0, label="gap",
         )  # fmt: skip
         upper.plot([0, 1], [0, 1], ":", color=GREY)
         first = 0.5 if not count[: len(count) // 2].any() else 0.0
         upper.set(xlim=(first, 1.0), ylim=(0, 1))
         upper.set_title(f"{_title(record)}\nECE {100 * record.calibration[error]:.2f} %", fontsize=9)
-        lower.bar(left[held], count[held], width, align="edge", color=GREY, edgecolor="white")
+        lower.bar(left[filled], count[filled], width, align="edge", color=GREY, edgecolor="white")
         lower.set(yscale="log", xlabel=x_label)
     axes[0, 0].set_ylabel(y_label)
     axes[1, 0].set_ylabel("pixels")
@@ -167,7 +172,7 @@ def _reliability(
 
 
 def _panels(records: list[Record], size: float) -> tuple[Figure, list[Axes]]:
-    """One panel a record, six in a row."""
+    """Return a figure with one panel per record, six in a row."""
     columns = min(6, len(records))
     rows = math.ceil(len(records) / columns)
     figure = Figure(figsize=(size * columns + 0.6, size * rows), layout="constrained")
@@ -178,7 +183,7 @@ def _panels(records: list[Record], size: float) -> tuple[Figure, list[Axes]]:
 
 
 def _joint_low(record: Record) -> float:
-    """Where the axes should begin: a little below the least accurate or least confident image."""
+    """Return where the axes begin: a little below the least accurate or least confident image."""
     joint = record.joint
     lowest = float(min(min(x, y) for x, y, _ in joint.counts) / joint.cells)
     return max(0.0, math.floor(10 * lowest - 0.5) / 10)
@@ -189,10 +194,10 @@ def _title(record: Record) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Names are data: a dollar sign does not start a formula."""
+    """Escape the dollar signs of a name, so that they start no formula."""
     return text.replace("$", r"\$")
 
 
 def file_name(text: str) -> str:
-    """A name of a data set as that of a file."""
+    """Return the name of a data set as the name of a file."""
     return re.sub(r"[^\w.-]+", "_", text).strip(".") or "dataset"

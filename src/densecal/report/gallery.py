@@ -1,4 +1,4 @@
-"""The most over-confident images of an evaluation, with what the model saw, should have said, and said."""
+"""The most over-confident images of an evaluation: image, mask, prediction, confidence and entropy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Example:
-    """One image as one method sees it.
+    """One image and what one method predicts for it.
 
     Attributes:
         method: Name of the method.
@@ -62,12 +62,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the files behind evaluations are, laid out as for ``densecal evaluate``.
+    """The files behind evaluations, laid out as for ``densecal evaluate``.
 
     Attributes:
         predictions: Maps, METHOD/ folders or METHOD/DATASET/ folders of maps.
         masks: Masks, or DATASET/ folders of masks.
-        images: Images, or DATASET/ folders of images; may be left out.
+        images: Images, or DATASET/ folders of images; optional.
     """
 
     predictions: Path
@@ -82,26 +82,26 @@ def folder_examples(
     workers: int = 1,
     progress: Progress = silent,
 ) -> list[Example]:
-    """The most over-confident images of every evaluation whose maps are in the folders.
+    """Return the most over-confident images of every evaluation whose maps are in the folders.
 
     Args:
         records: Evaluation records.
         folders: Maps, masks and images.
-        count: Images an evaluation.
+        count: Images per evaluation.
         workers: Processes that read the maps.
-        progress: Told how far it is.
+        progress: Told of every step.
 
     Raises:
-        InputError: No record has its maps there.
+        InputError: The folders hold the maps of no record.
     """
-    found = find_comparisons(folders.predictions, folders.masks)
+    comparisons = find_comparisons(folders.predictions, folders.masks)
     matched = []
-    for method, dataset, maps, masks in found:
-        record = _record_of(records, method, dataset, alone=len(found) == 1)
+    for method, dataset, maps, masks in comparisons:
+        record = _record_of(records, method, dataset, alone=len(comparisons) == 1)
         if record is not None:
             matched.append((record, maps, masks))
     if not matched:
-        names = ", ".join(f"{method} on {dataset}" for method, dataset, *_ in found[:3])
+        names = ", ".join(f"{method} on {dataset}" for method, dataset, *_ in comparisons[:3])
         raise InputError(folders.predictions, f"maps of {names}", "maps of the methods in the evaluations")
     examples = []
     for record, maps, masks in matched:
@@ -111,51 +111,51 @@ def folder_examples(
 
 
 def model_examples(evaluation: Evaluation, predictor: Predictor, data: ImageSet, count: int) -> list[Example]:
-    """The most over-confident images of a model that was evaluated on an image set.
+    """Return the most over-confident images of a model that was evaluated on an image set.
 
     Args:
-        evaluation: Of the model on the set.
+        evaluation: The evaluation of the model on the set.
         predictor: The model.
         data: The set.
-        count: How many images.
+        count: Number of images.
     """
     examples = []
-    place = {name: i for i, name in enumerate(data.names)}
+    index = {name: i for i, name in enumerate(data.names)}
     for name, confidence, accuracy in most_overconfident(evaluation, count):
-        image, truth = data.images[place[name]], data.masks[place[name]]
+        image, truth = data.images[index[name]], data.masks[index[name]]
         p = predictor.probabilities([image])[0].double().cpu().numpy()
         void = truth == data.ignore_index if data.ignore_index is not None else None
         truth_picture = pictures.labels(truth, void) if data.classes > 1 else pictures.mask(truth > 0, void)
         p = resize_map(p, truth.shape) if p.shape[-2:] != truth.shape else p
-        shown, entropy = _shown(p, void)
-        all_ = {"image": pictures.photo(image), "mask": truth_picture, **shown}
+        map_pictures, entropy = _map_pictures(p, void)
+        shown = {"image": pictures.photo(image), "mask": truth_picture, **map_pictures}
         record = evaluation.record
-        examples.append(Example(record.name, record.dataset, name, confidence, accuracy, entropy, all_))
+        examples.append(Example(record.name, record.dataset, name, confidence, accuracy, entropy, shown))
     return examples
 
 
 def most_overconfident(evaluation: Evaluation, count: int) -> list[tuple[str, float, float]]:
-    """Name, mean confidence and accuracy of the images whose confidence is furthest above their accuracy."""
+    """Return name, mean confidence and accuracy of the images whose confidence exceeds their accuracy most."""
     column = ROW_SCALARS.index
     pixels = np.maximum(evaluation.rows[:, column("count")], 1.0)
     confidence = evaluation.rows[:, column("confidence")] / pixels
     accuracy = evaluation.rows[:, column("correct")] / pixels
     order = np.argsort(accuracy - confidence, kind="stable")
-    seen = [i for i in order if evaluation.rows[i, column("count")] > 0][:count]
-    return [(evaluation.stems[i], float(confidence[i]), float(accuracy[i])) for i in seen]
+    chosen = [i for i in order if evaluation.rows[i, column("count")] > 0][:count]
+    return [(evaluation.stems[i], float(confidence[i]), float(accuracy[i])) for i in chosen]
 
 
 def _map_examples(
     record: Record, maps: Path, masks: Path, images: Path | None, count: int, workers: int, progress: Progress
 ) -> list[Example]:
     settings = Settings(full=False, classes=record.settings.classes, ignore_index=record.settings.ignore_index)
-    again = evaluate(
+    evaluation = evaluate(
         maps, masks, settings=settings, workers=workers, skip_bad=bool(record.skipped),
         progress=retitle(progress, f"{record.name} on {record.dataset}"),
     )  # fmt: skip
     pairs = {pair.stem: pair for pair in find_pairs(maps, masks, skip_bad=True)[0]}
     examples = []
-    for name, confidence, accuracy in most_overconfident(again, count):
+    for name, confidence, accuracy in most_overconfident(evaluation, count):
         shown, entropy = _read_pair(pairs[name], settings)
         image = None if images is None else _find_image(images, name)
         if image is not None:
@@ -165,7 +165,7 @@ def _map_examples(
 
 
 def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], float]:
-    """Pictures of mask and map, and the mean entropy."""
+    """Return pictures of mask and map, and the mean entropy."""
     if settings.binary:
         read = read_foreground_pair(pair, settings.ignore_index)
         p, void = read.prediction, read.mask.void
@@ -177,14 +177,14 @@ def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], floa
         truth = pictures.labels(labels, void)
     if np.issubdtype(p.dtype, np.integer):
         p = p / np.iinfo(p.dtype).max
-    shown, entropy = _shown(p, void)
-    return {"mask": truth, **shown}, entropy
+    map_pictures, entropy = _map_pictures(p, void)
+    return {"mask": truth, **map_pictures}, entropy
 
 
-def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
-    """Prediction, confidence and entropy as pictures, and the mean entropy of the valid pixels."""
+def _map_pictures(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
+    """Return prediction, confidence and entropy as pictures, and the mean entropy of the valid pixels."""
     if p.ndim == 2:
-        prediction = pictures.share("probability", p)
+        prediction = pictures.unit_map("probability", p)
         confidence, entropy, least = np.maximum(p, 1 - p), binary_entropy(p), 0.5
     else:
         prediction = pictures.labels(p.argmax(axis=0))
@@ -192,15 +192,15 @@ def _shown(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
         confidence, entropy = p.max(axis=0), np.clip(normalised_entropy(p, axis=0), 0, 1)
     shown = {
         "prediction": prediction,
-        "confidence": pictures.share("confidence", np.clip((confidence - least) / (1 - least), 0, 1)),
-        "entropy": pictures.share("entropy", entropy),
+        "confidence": pictures.unit_map("confidence", np.clip((confidence - least) / (1 - least), 0, 1)),
+        "entropy": pictures.unit_map("entropy", entropy),
     }
     valid = entropy if void is None else entropy[~void]
     return shown, float(valid.mean())
 
 
 def _record_of(records: Sequence[Record], method: str, dataset: str, alone: bool) -> Record | None:
-    """The record of a folder of maps: by both names, or the only one there is."""
+    """Return the record of a folder of maps: by both names, by an unambiguous method, or the only one there is."""
     named = [record for record in records if record.name == method]
     both = [record for record in named if record.dataset == dataset]
     if both:
@@ -211,7 +211,7 @@ def _record_of(records: Sequence[Record], method: str, dataset: str, alone: bool
 
 
 def _images_of(images: Path, masks: Path) -> Path:
-    """The folder of a data set's images, where there is one for every data set."""
+    """Return the folder of a data set's images: its own subfolder, if there is one."""
     if not images.is_dir():
         raise InputError(images, "no such folder", "a folder of images")
     inner = images / masks.name

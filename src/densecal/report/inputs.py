@@ -1,4 +1,4 @@
-"""Reading what a report is made of: evaluation files, run folders, benchmark folders, told apart by what they hold."""
+"""The inputs of a report: evaluation files, run folders and benchmark folders, recognised by what they hold."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KINDS = "a run folder, a file that densecal evaluate --json wrote, or a benchma
 
 @dataclass
 class Inputs:
-    """What was found.
+    """What the paths of a report hold.
 
     Attributes:
-        records: Records with names that tell them apart.
+        records: Records with distinct names.
         paired: Differences between methods.
-        runs: Runs given by themselves, which may be evaluated.
-        logs: Runs of benchmarks, whose evaluations are among the records already.
+        runs: Runs that were given directly and may be evaluated.
+        logs: Runs of benchmarks, whose evaluations are already among the records.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -42,27 +42,27 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         paths: Files and folders, in the order of the report.
 
     Raises:
-        InputError: One of them is nothing of that kind.
+        InputError: One of them is none of these, or is damaged.
     """
-    found = Inputs()
+    inputs = Inputs()
     names = Counter(path.resolve().name for path in paths)
     for path in paths:
         folder = path.resolve()
         name = folder.name if names[folder.name] == 1 else f"{folder.parent.name}/{folder.name}"
-        part = _drawable(path, name)
-        taken = {(record.name, record.dataset) for record in found.records}
+        part = _read_checked(path, name)
+        used = {(record.name, record.dataset) for record in inputs.records}
         for record in part.records:
-            if (record.name, record.dataset) in taken:
+            if (record.name, record.dataset) in used:
                 record = replace(record, name=f"{record.name} ({path.stem})")
-            found.records.append(record)
-        found.paired += part.paired
-        found.runs += part.runs
-        found.logs += part.logs
-    return found
+            inputs.records.append(record)
+        inputs.paired += part.paired
+        inputs.runs += part.runs
+        inputs.logs += part.logs
+    return inputs
 
 
-def _drawable(path: Path, name: str) -> Inputs:
-    """What a path holds, tried out while it is known which file to blame."""
+def _read_checked(path: Path, name: str) -> Inputs:
+    """Read a path and render a page of it alone, so that an error can name the path."""
     try:
         part = _read(path, name)
         page_text(Page("", records=part.records, paired=part.paired, runs=part.runs + part.logs))
@@ -75,31 +75,27 @@ def _drawable(path: Path, name: str) -> Inputs:
 
 def _read(path: Path, name: str) -> Inputs:
     if path.is_file():
-        return _evaluations(path)
+        return Inputs(*from_file(_read_json(path), path))
     if is_run(path):
         return Inputs(runs=[read_run(path, name)])
     if (path / "results.json").is_file() and (path / "cells").is_dir():
-        return _benchmark(path)
+        return _read_benchmark(path)
     raise InputError(path, "nothing that can be reported" if path.exists() else "no such file", _KINDS)
 
 
-def _evaluations(path: Path) -> Inputs:
-    return Inputs(*from_file(_read_json(path), path))
-
-
-def _benchmark(folder: Path) -> Inputs:
-    """The evaluations of every cell: images without foreground beside the validation images, the others as they are."""
-    found = Inputs()
+def _read_benchmark(folder: Path) -> Inputs:
+    """Read the evaluations of every cell, and attach those out of distribution to those on the validation images."""
+    inputs = Inputs()
     matrix = _read_json(folder / "results.json").get("matrix", {})
     datasets = matrix.get("datasets", [])
     outside = {dataset["name"] for dataset in datasets if dataset.get("ood") or dataset.get("informationless")}
-    several = len(matrix.get("seeds", [])) > 1
+    several_seeds = len(matrix.get("seeds", [])) > 1
     for path in sorted([*folder.glob("cells/*/*/result.json"), *folder.glob("references/**/result.json")]):
         result = _read_json(path)
         name = str(result.get("label", path.parent.name))
         name += f" {result['kind']}" if "kind" in result else ""
-        name += f", seed {result['seed']}" if several and "seed" in result else ""
-        records = [_named(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
+        name += f", seed {result['seed']}" if several_seeds and "seed" in result else ""
+        records = [_renamed(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
         if not all(record.reliability.bins for record in records):
             raise InputError(
                 path, "an unpacked result without curves", "a benchmark folder as densecal benchmark left it"
@@ -110,13 +106,13 @@ def _benchmark(folder: Path) -> Inputs:
             others = [other for other in records if other.name == record.name and other.dataset in outside]
             if record.dataset == VALIDATION:
                 record = replace(record, ood=tuple(compare_ood(record, other) for other in others))
-            found.records.append(record)
+            inputs.records.append(record)
         if is_run(path.parent / "run"):
-            found.logs.append(read_run(path.parent / "run", name))
-    return found
+            inputs.logs.append(read_run(path.parent / "run", name))
+    return inputs
 
 
-def _named(record: Record, name: str) -> Record:
+def _renamed(record: Record, name: str) -> Record:
     plain = record.calibrator in (None, "none")
     return replace(record, name=name if plain else f"{name} + {record.calibrator}")
 

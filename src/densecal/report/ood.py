@@ -1,4 +1,4 @@
-"""Out of distribution: the table and the figures of records that have an ``ood`` list."""
+"""The table and the figures of sets out of distribution, from records that have an ``ood`` list."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from densecal.evaluation.record import Record
-from densecal.report.figures import BLUE, RED, file_name, joint_figure, plain_text, reliability_figure, save
+from densecal.report.figures import BLUE, RED, file_name, joint_figure, plain_text, reliability_figure, save_figures
+from densecal.report.tables import percent
 
 _PERCENT = ("ece_ew", "oe_ew", "oe_ew_weighted", "accuracy", "mean_confidence")
 
 
 def ood_table(records: list[Record]) -> Table:
-    """One row a method, data set and set out of distribution, in per cent."""
+    """Return a table in per cent, one row per method, data set and set out of distribution."""
     table = Table(title="Out of distribution, in per cent; AUROC and FPR95 of an image's mean entropy")
     table.title_justify = "left"
     for heading in ("OoD set", "method", "against"):
@@ -28,15 +29,14 @@ def ood_table(records: list[Record]) -> Table:
             outside = entry.record
             figures = [outside.calibration[key] for key in _PERCENT] + [entry.auroc, entry.fpr95]
             names = (entry.dataset, record.name, record.dataset)
-            shown = (f"{100 * value:.2f}" for value in figures)
-            table.add_row(*map(escape, names), f"{outside.images:,}", *shown)
+            table.add_row(*map(escape, names), f"{outside.images:,}", *map(percent, figures))
     return table
 
 
 def ood_records(records: list[Record]) -> list[Record]:
-    """The records out of distribution, each once."""
-    found = {(entry.dataset, record.name): entry.record for record in records for entry in record.ood}
-    return list(found.values())
+    """Return the records out of distribution, each once."""
+    by_name = {(entry.dataset, record.name): entry.record for record in records for entry in record.ood}
+    return list(by_name.values())
 
 
 def write_ood_figures(records: list[Record], folder: Path) -> list[Path]:
@@ -51,21 +51,18 @@ def write_ood_figures(records: list[Record], folder: Path) -> list[Path]:
     """
     written = []
     for dataset in dict.fromkeys(entry.dataset for record in records for entry in record.ood):
-        place = folder / "ood" / file_name(dataset)
         outside = [record for record in ood_records(records) if record.dataset == dataset]
-        drawings = {
+        drawn = {
             "histograms": ood_figure(records, dataset),
             "joint": joint_figure(outside),
             "reliability": reliability_figure(outside),
         }
-        for name, figure in drawings.items():
-            save(figure, place / f"{name}.png")
-            written.append(place / f"{name}.png")
+        written += save_figures(drawn, folder / "ood" / file_name(dataset))
     return written
 
 
 def ood_figure(records: list[Record], dataset: str) -> Figure:
-    """Entropy and confidence of the pixels in and out of distribution, a row an evaluation."""
+    """Draw entropy and confidence of the pixels in and out of distribution, one row per evaluation."""
     rows = [(record, entry) for record in records for entry in record.ood if entry.dataset == dataset]
     figure = Figure(figsize=(7.4, 2.6 * len(rows) + 0.3), layout="constrained")
     axes = figure.subplots(len(rows), 2, squeeze=False, sharex="col")
@@ -79,8 +76,8 @@ def ood_figure(records: list[Record], dataset: str) -> Figure:
                 axis.stairs(count / count.sum(), edges, label=plain_text(label), **style)
             axis.set(yscale="log")
         left.set(ylabel="share of pixels", xlim=(0, 1))
-        held = np.flatnonzero(np.add(entry.confidence.inside, entry.confidence.outside))
-        right.set(xlim=(min(0.5, held[0] / len(entry.confidence.inside)), 1))
+        filled = np.flatnonzero(np.add(entry.confidence.inside, entry.confidence.outside))
+        right.set(xlim=(min(0.5, filled[0] / len(entry.confidence.inside)), 1))
         right.legend(frameon=False, fontsize=8, loc="upper left")
         left.set_title(f"{plain_text(record.name)}: AUROC {entry.auroc:.3f}, FPR95 {entry.fpr95:.3f}", fontsize=9)
     for axis, quantity in zip(axes[-1], ("entropy (share of its maximum)", "confidence"), strict=True):

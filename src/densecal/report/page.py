@@ -1,14 +1,16 @@
-"""One self-contained HTML page from evaluations and runs; it needs no network and runs no script but its own."""
+"""One self-contained HTML page of evaluations and runs. It needs no network and runs no script but its own."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from densecal import __version__
 from densecal.evaluation.record import PairedDifference, Record
@@ -18,15 +20,16 @@ from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
 from densecal.report.runs import Run
+from densecal.report.tables import by_dataset, used_columns
 
 MOST_BYTES = 5_000_000
-"""No page is larger, whatever the number of images."""
+"""Largest size of a page, whatever the number of images."""
 _SCRIPTS = ("charts.js", "diagrams.js", "page.js", "gallery.js")
 
 
 @dataclass
 class Page:
-    """What goes on the page.
+    """The content of the page.
 
     Attributes:
         title: Heading.
@@ -36,7 +39,7 @@ class Page:
         runs: Training runs.
         examples: Images of the gallery.
         notes: What the reader should know, plain text.
-        commands: How to make this again.
+        commands: Commands that make the page again.
     """
 
     title: str
@@ -49,18 +52,25 @@ class Page:
     commands: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Section:
+    name: str
+    link: str
+    content: Markup
+
+
 def write_page(page: Page, path: Path) -> int:
     """Write the page as one HTML file that needs no network.
 
     Args:
-        page: What goes on it.
+        page: The content.
         path: The file.
 
     Returns:
         Its size in bytes.
 
     Raises:
-        InputError: There are more pictures than fit.
+        InputError: The pictures do not fit at any size.
     """
     text = page_text(page)
     write_text(path, text)
@@ -68,79 +78,78 @@ def write_page(page: Page, path: Path) -> int:
 
 
 def page_text(page: Page) -> str:
-    """The page as HTML."""
-    style = _web("page.css")
-    script = "\n".join(_web(name) for name in _SCRIPTS)
-    body = _body(page)
-    room = MOST_BYTES - len(body.encode("utf-8", "replace")) - len(style) - len(script) - 10_000
-    data = page_data(page.records, page.runs, page.examples, Album(), room)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(page.title)}</title><style>{style}</style>"
-    )
-    text = (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}\n'
-        f'<div id="tip" role="status" hidden></div><script type="application/json" id="data">{data}</script>\n'
-        f'<script type="module">{script}</script></body></html>\n'
-    )
-    # file names need not be Unicode
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Return the page as HTML."""
+    values = {
+        "page": page,
+        "sections": _sections(page),
+        "datasets": list(by_dataset(page.records)),
+        "version": __version__,
+        "style": _web_file("page.css"),
+        "script": Markup("\n").join(_web_file(name) for name in _SCRIPTS),
+    }
+    frame = _render("page.html", data="", **values)
+    budget = MOST_BYTES - len(_utf8(frame))
+    data = page_data(page.records, page.runs, page.examples, Album(), budget)
+    return _utf8(_render("page.html", data=data, **values)).decode("utf-8")
 
 
-def _body(page: Page) -> str:
-    made = _sections(page)
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in made.items())
-    lead = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in page.lead)
-    return (
-        '<a class="skip" href="#main">To the content</a>'
-        f'<div class="page"><header class="top"><h1>{html.escape(page.title)}</h1>{lead}</header></div>'
-        f'<nav aria-label="Sections"><div class="page"><ul>{links}</ul>'
-        f"{sections.choices_bar(page.records) if page.records else ''}"
-        '<button id="theme" type="button" aria-label="Change between dark and light">Dark</button></div></nav>'
-        '<div class="page"><noscript><p class="warning">The tables are complete; the diagrams and the gallery need '
-        "JavaScript.</p></noscript>"
-        f'<main id="main">{"".join(content for _, content in made.values())}</main>'
-        f"<footer>Made by densecal {html.escape(__version__)}. This file holds all it shows.</footer></div>"
-    )
-
-
-def _sections(page: Page) -> dict[str, tuple[str, str]]:
-    """The sections that there is something for: title in the menu and content, by anchor."""
+def _sections(page: Page) -> list[_Section]:
+    """Return the sections that have something to show."""
     records, runs = page.records, [run for run in page.runs if run.log]
-    made: dict[str, tuple[str, str]] = {}
+    made = []
+
+    def add(name: str, link: str, **values: Any) -> None:
+        made.append(_Section(name, link, _render(f"{name}.html", **values)))
+
     if records:
-        made["summary"] = ("Summary", sections.summary_section(records, page.paired))
-        made["methods"] = ("Methods", sections.methods_section(records))
-        made["reliability"] = ("Reliability", sections.reliability_section(records))
-        made["joint"] = ("Images", sections.image_section())
+        columns = used_columns(records)
+        best_first = {column.key: "ascending" if column.best is min else "descending" for column in columns}
+        rows = sections.method_rows(records, columns)
+        cards, differences = sections.summary_cards(records), sections.difference_rows(page.paired)
+        add("summary", "Summary", cards=cards, differences=differences)
+        add("methods", "Methods", columns=columns, best_first=best_first, titles=sections.TITLES, rows=rows)
+        foreground = any(record.reliability.foreground is not None for record in records)
+        add("reliability", "Reliability", foreground=foreground)
+        add("joint", "Images")
     if any(record.thresholds or record.curves for record in records):
-        made["threshold"] = ("Threshold", sections.threshold_section())
+        add("threshold", "Threshold")
     if runs:
-        made["training"] = ("Training", sections.training_section(runs))
+        add("training", "Training", rows=sections.training_rows(runs))
     if any(run.alpha for run in runs):
-        made["alpha"] = ("Alpha", sections.alpha_section())
+        add("alpha", "Alpha")
     if page.examples:
-        made["gallery"] = ("Gallery", sections.gallery_section())
+        add("gallery", "Gallery")
     if any(record.ood for record in records):
-        made["ood"] = ("Out of distribution", sections.outside_section(records))
-    if page.notes or page.commands or _has_notes(records):
-        made["notes"] = ("Notes", sections.notes_section(records, page.notes, page.commands))
+        add("ood", "Out of distribution", rows=sections.ood_rows(records))
+    notes = [*page.notes, *sections.record_notes(records)]
+    if notes or page.commands:
+        add("notes", "Notes", notes=notes, commands=page.commands)
     return made
 
 
-def _has_notes(records: Sequence[Record]) -> bool:
-    return any(record.warnings or record.skipped for record in records)
+def _render(template: str, **values: Any) -> Markup:
+    return Markup(_TEMPLATES.get_template(template).render(**values))
 
 
-def _web(name: str) -> str:
-    return (resources.files("densecal.report") / "web" / name).read_text(encoding="utf-8")
+def _web_file(name: str) -> Markup:
+    return Markup((resources.files("densecal.report") / "web" / name).read_text(encoding="utf-8"))
 
 
 def _digest(text: str) -> str:
-    """As a content security policy names a script or style that may be used."""
+    """Return the hash by which a content security policy allows a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _utf8(text: str) -> bytes:
+    # file names need not be Unicode
+    return text.encode("utf-8", "replace")
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("densecal.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters["digest"] = _digest

@@ -1,4 +1,4 @@
-"""What a report takes from a run folder: the log, alpha with the images at its ends, its model on validation images."""
+"""What a report shows of a run: the log, alpha and its extreme images, and the model on validation images."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from densecal.training.config import Config
 
 EXTREMES = 8
-"""Images shown at each end of alpha."""
+"""Images shown with the highest alpha, and with the lowest."""
 MOST_IMAGES = 200
-"""A run is evaluated on no more validation images than this, evenly chosen."""
+"""Largest number of validation images that a run is evaluated on; of more, evenly spaced ones are chosen."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its files have it.
+    """A training run, as read from its folder.
 
     Attributes:
         name: What the report calls it.
         folder: The run folder.
         log: The lines of ``log.jsonl``.
-        alpha: Value of every training image at the end, by name; empty for methods without.
+        alpha: Final value of every training image, by name; empty for methods that have none.
         extremes: Pictures of the training images with the highest and lowest alpha, by name and heading.
     """
 
@@ -60,7 +60,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Validation:
-    """A run's model on its validation images."""
+    """The result of a run's model on its validation images."""
 
     evaluation: Evaluation
     examples: list[Example]
@@ -69,7 +69,7 @@ class Validation:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Return whether a folder is a run folder."""
     return (folder / "config.yaml").is_file() and (folder / "log.jsonl").is_file()
 
 
@@ -79,35 +79,35 @@ def read_run(folder: Path, name: str) -> Run:
     Raises:
         InputError: A file is damaged.
     """
-    return Run(name, folder, _log(folder / "log.jsonl"), _alpha(folder / "alpha.csv"))
+    return Run(name, folder, _read_log(folder / "log.jsonl"), _read_alpha(folder / "alpha.csv"))
 
 
 def with_extremes(run: Run) -> Run:
-    """The run with pictures of the images at both ends of alpha.
+    """Return the run with pictures of the images with the highest and lowest alpha.
 
     Raises:
         InputError: The training images are not where the configuration says.
     """
     names = [*run.highest, *run.lowest]
-    return replace(run, extremes=_training_pictures(_config(run.folder), names)) if names else run
+    return replace(run, extremes=_training_pictures(_read_config(run.folder), names)) if names else run
 
 
 def validate_run(run: Run, count: int, progress: Progress = silent) -> Validation:
     """Evaluate a run's model on its validation images.
 
     Args:
-        run: The run; needs a checkpoint and the images it was trained with.
-        count: Examples to take, the most over-confident ones.
-        progress: Told how far it is.
+        run: The run, with a checkpoint and the data it was trained on.
+        count: Number of examples, the most over-confident ones.
+        progress: Told of every step.
 
     Raises:
-        InputError: There is no checkpoint, or the images are gone.
+        InputError: The checkpoint or the images are missing.
     """
     from densecal.evaluation.model import evaluate_model, load_validation_set
     from densecal.prediction.predictor import load_predictor
 
     predictor = load_predictor(run.folder)
-    data = _fewer(load_validation_set(predictor.config.data, progress))
+    data = _subset(load_validation_set(predictor.config.data, progress))
     evaluation = evaluate_model(
         predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16,
         progress=retitle(progress, f"{run.name} on validation"),
@@ -116,7 +116,7 @@ def validate_run(run: Run, count: int, progress: Progress = silent) -> Validatio
     return Validation(evaluation, model_examples(evaluation, predictor, data, count), source)
 
 
-def _fewer(data: ImageSet) -> ImageSet:
+def _subset(data: ImageSet) -> ImageSet:
     if len(data) <= MOST_IMAGES:
         return data
     kept = np.linspace(0, len(data) - 1, MOST_IMAGES).round().astype(int)
@@ -129,7 +129,7 @@ def _fewer(data: ImageSet) -> ImageSet:
     )
 
 
-def _config(folder: Path) -> Config:
+def _read_config(folder: Path) -> Config:
     from densecal.training.config import parse_config
 
     path = folder / "config.yaml"
@@ -144,32 +144,31 @@ def _training_pictures(config: Config, names: list[str]) -> dict[str, dict[str, 
     missing = sorted(set(names) - set(part.source.names))
     if missing:
         raise InputError(str(config.data.images), f"no image {missing[0]}", "the images of the run")
-    return {name: _pair(part.source.image(name), part.source.mask(name, classes), classes) for name in names}
+    return {name: _pair_pictures(part.source.image(name), part.source.mask(name, classes), classes) for name in names}
 
 
-def _pair(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> dict[str, Picture]:
+def _pair_pictures(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> dict[str, Picture]:
     truth = pictures.mask(mask > 127) if classes == 1 else pictures.labels(mask)
     return {"image": pictures.photo(image), "mask": truth}
 
 
-def _log(path: Path) -> list[dict[str, Any]]:
-    lines = read_text(path, "the log of a run").splitlines()
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    expected = "a JSON object with epoch, loss and validation"
     log = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            log.append(parse_json(line, path, "the log of a run"))
-            log[-1]["epoch"], log[-1]["loss"], log[-1]["validation"]
-        except (InputError, KeyError, TypeError):
-            where = f"{path} line {number}"
-            raise InputError(where, "no line of a log", "JSON with epoch, loss and validation") from None
+    for number, line in enumerate(read_text(path, "the log of a run").splitlines(), start=1):
+        where = f"{path} line {number}"
+        entry = parse_json(line, where, expected)
+        if not isinstance(entry, dict) or not {"epoch", "loss", "validation"} <= entry.keys():
+            raise InputError(where, "not an entry of a log", expected)
+        log.append(entry)
     return log
 
 
-def _alpha(path: Path) -> dict[str, float]:
+def _read_alpha(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
         try:
             return {row["name"]: float(row["value"]) for row in csv.DictReader(stream)}
         except (KeyError, TypeError, ValueError, csv.Error):
-            raise InputError(path, "no table of names and values", "alpha.csv as training writes it") from None
+            raise InputError(path, "not a table of names and values", "the columns name and value") from None

@@ -1,4 +1,4 @@
-"""Calibration under shift: a table and curves over severities."""
+"""Calibration under shift: a table, and curves over the severity."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from rich.table import Table
 
 from densecal.evaluation.shift import Shifts
 from densecal.report.figures import CYCLE, plain_text
+from densecal.report.tables import percent
 
 FIGURES = {"ece_ew": "ECE", "oe_ew": "OE", "accuracy": "accuracy"}
 
 
 def shift_table(shifts: dict[str, Shifts]) -> Table:
-    """ECE, OE and accuracy by kind and severity, in per cent.
+    """Return a table of ECE, OE and accuracy by kind and severity, in per cent.
 
     Args:
-        shifts: By name of the method, as ``shift_evaluations`` returns them.
+        shifts: What ``shift_evaluations`` returns, by name of the method.
     """
     table = Table(title="Under shift, in per cent", title_justify="left")
     severities = list(next(iter(next(iter(shifts.values())).values())))
@@ -28,16 +29,16 @@ def shift_table(shifts: dict[str, Shifts]) -> Table:
         for name, by_kind in shifts.items():
             for key, label in FIGURES.items():
                 values = (by_kind[kind][severity].calibration[key] for severity in severities)
-                table.add_row(kind, escape(name), label, *(f"{100 * value:.2f}" for value in values))
+                table.add_row(kind, escape(name), label, *map(percent, values))
             table.add_section()
     return table
 
 
 def shift_figure(shifts: dict[str, Shifts]) -> Figure:
-    """ECE, OE and accuracy over severity, a column a kind, a line a method.
+    """Draw ECE, OE and accuracy over the severity: one column per kind, one line per method.
 
     Args:
-        shifts: By name of the method, as ``shift_evaluations`` returns them.
+        shifts: What ``shift_evaluations`` returns, by name of the method.
     """
     kinds = list(next(iter(shifts.values())))
     figure = Figure(figsize=(2.2 * len(kinds) + 0.8, 5.6), layout="constrained")

@@ -1,14 +1,15 @@
-"""Tables of evaluation records: on the terminal, as CSV and as LaTeX, with the best of a data set marked."""
+"""Tables of evaluation records for the terminal, as CSV and as LaTeX, with the best of each data set marked."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from densecal.evaluation.record import Record
@@ -16,7 +17,7 @@ from densecal.evaluation.record import Record
 
 @dataclass(frozen=True)
 class Column:
-    """A figure worth a column: where it is, how it is headed, and which end of it is good."""
+    """A figure that has a column: where it is, its heading, and whether high or low is good."""
 
     section: str
     key: str
@@ -26,14 +27,12 @@ class Column:
     best: Callable[[list[float]], float]
 
     def value(self, record: Record) -> float:
-        """The figure, NaN where the record does not have it."""
+        """Return the figure; NaN where the record does not have it."""
         return record.figure(self.section, self.key)
 
     def text(self, value: float) -> str:
-        """As shown: per cent for calibration, three decimals for segmentation scores."""
-        if math.isnan(value):
-            return "-"
-        return f"{100 * value:.2f}" if self.percent else f"{value:.3f}"
+        """Return the figure as shown: in per cent, or with three decimals."""
+        return percent(value) if self.percent else fixed(value, 3)
 
 
 def _calibration(key: str, heading: str, latex: str, best: Callable[[list[float]], float] = min) -> Column:
@@ -82,7 +81,7 @@ _NOTES = {
 
 
 def comparison_table(records: list[Record]) -> Table:
-    """One row a method and data set, the best of each data set in bold."""
+    """Return one row per method and data set, with the best of each data set in bold."""
     columns = used_columns(records)
     table = Table(title="Calibration in per cent", title_justify="left")
     table.add_column("data set")
@@ -93,15 +92,15 @@ def comparison_table(records: list[Record]) -> Table:
         best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], "[bold]{}[/bold]") for c in columns]
-            table.add_row(_plain(dataset), _plain(record.name), *cells)
+            table.add_row(escape(dataset), escape(record.name), *cells)
         table.add_section()
     return table
 
 
 def figure_table(record: Record) -> Table:
-    """Every figure of one evaluation, with intervals where there are any."""
+    """Return every figure of one evaluation, with intervals where there are any."""
     table = Table(
-        title=f"{_plain(record.name)} on {_plain(record.dataset)}: {record.images:,} images, {record.pixels:,} pixels",
+        title=f"{escape(record.name)} on {escape(record.dataset)}: {record.images:,} images, {record.pixels:,} pixels",
         title_justify="left",
     )
     for heading, justify in (("figure", "left"), ("value", "right"), ("95 % interval", "left"), ("", "left")):
@@ -111,31 +110,33 @@ def figure_table(record: Record) -> Table:
         plain = key in ("sweep_bins", "nll", "ece_debias", "auroc_error", "aurc")
         interval = ""
         if key in calibration.ci:
-            interval = " to ".join(f"{end:.4g}" if plain else _percent(end) for end in calibration.ci[key])
-        shown = (f"{value:.4g}" if plain else f"{_percent(value)} %") if not _missing(value) else "-"
+            interval = " to ".join(f"{end:.4g}" if plain else percent(end) for end in calibration.ci[key])
+        shown = (f"{value:.4g}" if plain else f"{percent(value)} %") if not _is_missing(value) else "-"
         table.add_row(key, shown, interval, _NOTES.get(key, ""))
     table.add_section()
     for key, score in record.segmentation.items():
-        if isinstance(score, tuple):
-            value_text = " ".join("-" if _missing(v) else f"{v:.3f}" for v in score)
-        else:
-            value_text = "-" if _missing(score) else f"{score:.4f}"
+        value_text = " ".join(fixed(v, 3) for v in score) if isinstance(score, tuple) else fixed(score, 4)
         table.add_row(key, value_text, "", "")
     return table
 
 
 def csv_text(records: list[Record]) -> str:
-    """One line a record with every figure, as fractions."""
+    """Return one line per record with every figure, as fractions."""
     rows = []
     for record in records:
         row: dict[str, Any] = {key: getattr(record, key) for key in ("name", "dataset", "images", "pixels")}
-        row |= {key: "" if _missing(value) else f"{value:.10g}" for key, value in record.calibration.items()}
+        row |= {key: "" if _is_missing(value) else f"{value:.10g}" for key, value in record.calibration.items()}
         for name, (low, high) in record.calibration.ci.items():
             row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
         for key, value in record.segmentation.items():
             values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
-            row |= {key: "" if _missing(v) else f"{v:.10g}" for key, v in values.items()}
+            row |= {key: "" if _is_missing(v) else f"{v:.10g}" for key, v in values.items()}
         rows.append(row)
+    return csv_rows(rows)
+
+
+def csv_rows(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as CSV with a column per key; a missing key is an empty cell."""
     names = list(dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
@@ -145,7 +146,7 @@ def csv_text(records: list[Record]) -> str:
 
 
 def latex_text(records: list[Record]) -> str:
-    """A booktabs table, calibration in per cent, the best of each data set in bold."""
+    """Return a booktabs table, with calibration in per cent and the best of each data set in bold."""
     columns = used_columns(records)
     lines = [
         r"% needs \usepackage{booktabs}",
@@ -158,25 +159,25 @@ def latex_text(records: list[Record]) -> str:
         best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns]
-            lines.append(" & ".join([_tex(dataset), _tex(record.name), *cells]) + r" \\")
+            lines.append(" & ".join([escape_latex(dataset), escape_latex(record.name), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def by_dataset(records: list[Record]) -> dict[str, list[Record]]:
-    """Records grouped by data set, in order of appearance."""
+def by_dataset(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records grouped by data set, in order of appearance."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.dataset, []).append(record)
     return groups
 
 
-def used_columns(records: list[Record]) -> list[Column]:
-    """The columns of which the records hold something."""
+def used_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the columns that some record has a figure for."""
     return [c for c in COLUMNS if any(not math.isnan(c.value(r)) for r in records)]
 
 
-def best_values(group: list[Record], columns: list[Column]) -> dict[str, float]:
-    """The best value of each column; nothing is best where there is nothing to compare."""
+def best_values(group: Sequence[Record], columns: Sequence[Column]) -> dict[str, float]:
+    """Return the best value of each column; NaN where there is nothing to compare."""
     best = {}
     for column in columns:
         values = [v for v in (column.value(record) for record in group) if not math.isnan(v)]
@@ -189,20 +190,22 @@ def _bold(column: Column, value: float, best: float, markup: str) -> str:
     return markup.format(text) if text != "-" and text == column.text(best) else text
 
 
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def percent(value: float | None) -> str:
+    """Return a fraction in per cent with two decimals, or a dash for a missing value."""
+    return fixed(None if value is None else 100 * value, 2)
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
+def fixed(value: float | None, digits: int) -> str:
+    """Return a value with a fixed number of decimals, or a dash for a missing value."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _plain(text: str) -> str:
-    """File names are data: square brackets in them are no markup."""
-    return text.replace("[", r"\[")
+def _is_missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)
 
 
-def _tex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """Return text in which no character has a meaning of its own in LaTeX."""
     special = {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
         "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",

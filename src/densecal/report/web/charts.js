@@ -7,21 +7,21 @@ const tip = document.getElementById("tip");
 
 /** An HTML element; text is always text, never markup. */
 function element(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+  return fill(document.createElement(tag), attributes, children);
 }
 
 /** An SVG element. */
 function shape(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-function filled(made, attributes, children) {
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    made.setAttribute(name, value === true ? "" : value);
+    node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 const percent = (value, digits = 2) => (value === null ? "–" : `${(100 * value).toFixed(digits)} %`);
@@ -32,7 +32,7 @@ const short = (value) =>
   value >= 1e9 ? `${+(value / 1e9).toPrecision(3)} G` : value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M`
     : value >= 1e3 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
 
-/** Colour and dash of the i-th series: told apart without colour too, and the same colour comes back with another dash. */
+/** Colour and dash of the i-th series. Dashes tell series apart without colour, and a repeated colour has another dash. */
 const series = (i) => ({ class: `series s${i % COLOURS}`, "stroke-dasharray": DASHES[(i + Math.floor(i / COLOURS)) % DASHES.length] });
 
 /** Round values that cover a domain. */
@@ -40,16 +40,16 @@ function ticks({ domain: [low, high], whole }, count) {
   const raw = Math.max((high - low) / count, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((f) => f * power).find((s) => s >= raw * 0.999);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return found;
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step);
+  return values;
 }
 
 function logTicks([low, high]) {
-  const found = [];
-  for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.log10(high) + 1e-9; e++) found.push(10 ** e);
-  const apart = Math.ceil(found.length / 5);
-  return found.filter((_, i) => i % apart === 0);
+  const values = [];
+  for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.log10(high) + 1e-9; e++) values.push(10 ** e);
+  const apart = Math.ceil(values.length / 5);
+  return values.filter((_, i) => i % apart === 0);
 }
 
 /** From values to pixels. */
@@ -75,7 +75,7 @@ function tickText(axis, value, all) {
  *
  * spec: title, height, x and y ({label, domain, log, whole, ticks, format, names}), marks(plot) which draws into plot.g with
  * plot.x and plot.y, points ([{x, y, text}] that can be visited, in order), nearest ("x" or "xy"), table ({head, rows}),
- * legend ([{index, text}]), margin. Returns a function that draws it anew.
+ * legend ([{index, text}]), margin. Returns a function that redraws it.
  */
 function chart(host, spec) {
   const svg = shape("svg", {
@@ -85,7 +85,7 @@ function chart(host, spec) {
   host.prepend(legend, svg);
   let state = null;
   const draw = () => {
-    state = drawn(svg, spec());
+    state = drawChart(svg, spec());
     legend.replaceChildren(...(state.spec.legend ?? []).map(legendEntry));
   };
   visit(svg, () => state);
@@ -110,7 +110,7 @@ function legendEntry({ index, text, className }) {
 }
 
 /** Clear the SVG and draw frame and marks. */
-function drawn(svg, spec) {
+function drawChart(svg, spec) {
   const width = svg.clientWidth;
   const height = spec.height ?? 240;
   const m = { right: 14, top: 10, bottom: 42, ...spec.margin };

@@ -7,7 +7,7 @@ const FIGURES = {
 const UNSCALED = ["nll"];
 const HIGH_IS_GOOD = ["accuracy"];
 
-/** One figure of several methods with its interval, a row a method. */
+/** One figure of several methods with its interval, one row per method. */
 function forest(records, key) {
   const scaled = UNSCALED.includes(key) ? 1 : 100;
   const shown = records.filter((r) => r.figures[key] !== null)
@@ -16,10 +16,10 @@ function forest(records, key) {
   const from = HIGH_IS_GOOD.includes(key) || key === "mean_confidence" ? Math.min(...all) : 0;
   const room = (Math.max(...all) - from) * 0.08 || 1;
   const best = Math[HIGH_IS_GOOD.includes(key) ? "max" : "min"](...shown.map((s) => s.value));
-  const told = (value) => value.toFixed(scaled === 1 ? 3 : 2);
-  const marked = (s) => shown.length > 1 && key !== "mean_confidence" && told(s.value) === told(best);
+  const shownValue = (value) => value.toFixed(scaled === 1 ? 3 : 2);
+  const marked = (s) => shown.length > 1 && key !== "mean_confidence" && shownValue(s.value) === shownValue(best);
   const unit = scaled === 1 ? "" : " %";
-  const label = (s) => (s.ci.length ? `, 95 % interval ${told(s.ci[0])} to ${told(s.ci[1])}${unit}` : "");
+  const label = (s) => (s.ci.length ? `, 95 % interval ${shownValue(s.ci[0])} to ${shownValue(s.ci[1])}${unit}` : "");
   const most = innerWidth < 600 ? 20 : 40;
   const longest = Math.max(3, ...shown.map((s) => Math.min(most, s.r.name.length)));
   return {
@@ -32,7 +32,7 @@ function forest(records, key) {
       format: (i) => `${marked(shown[i]) ? "★ " : ""}${cut(shown[i].r.name, most)}`,
     },
     nearest: "xy",
-    points: shown.map((s, i) => ({ x: s.value, y: i, text: `${s.r.name}\n${FIGURES[key]} ${told(s.value)}${unit}${label(s)}` })),
+    points: shown.map((s, i) => ({ x: s.value, y: i, text: `${s.r.name}\n${FIGURES[key]} ${shownValue(s.value)}${unit}${label(s)}` })),
     marks(plot) {
       shown.forEach((s, i) => {
         const y = plot.y(i);
@@ -103,7 +103,7 @@ function joint(record, low) {
   const { cells, counts } = record.joint;
   const most = Math.max(...counts.map(([, , n]) => n));
   const range = (i) => `${((100 * i) / cells).toFixed(0)} to ${((100 * (i + 1)) / cells).toFixed(0)} %`;
-  const place = (i) => (i + 0.5) / cells;
+  const centre = (i) => (i + 0.5) / cells;
   return {
     title: `Images of ${record.dataset} by confidence and accuracy, ${record.name}`,
     height: 290,
@@ -111,7 +111,7 @@ function joint(record, low) {
     y: { label: "accuracy of the image", domain: [low, 1] },
     nearest: "xy",
     points: counts.map(([x, y, n]) => ({
-      x: place(x), y: place(y),
+      x: centre(x), y: centre(y),
       text: `${whole(n)} ${n === 1 ? "image" : "images"}\nconfidence ${range(x)}\naccuracy ${range(y)}`,
     })),
     marks(plot) {

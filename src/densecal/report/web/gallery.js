@@ -10,7 +10,7 @@ const ORDERS = {
 };
 let visible = PAGE;
 
-/** What the filters leave, in the chosen order. */
+/** The examples that pass the filters, in the chosen order. */
 function filtered() {
   const [method, dataset, order] = ["gallery-method", "gallery-dataset", "gallery-order"].map((id) => byId(id).value);
   const text = byId("gallery-name").value.toLowerCase();
@@ -33,11 +33,11 @@ function card(example) {
 }
 
 function drawGallery() {
-  const found = filtered();
-  byId("gallery-cards").replaceChildren(...found.slice(0, visible).map(card));
-  byId("gallery-count").textContent = `${Math.min(visible, found.length)} of ${found.length} shown, ${data.gallery.length} in all`;
+  const examples = filtered();
+  byId("gallery-cards").replaceChildren(...examples.slice(0, visible).map(card));
+  byId("gallery-count").textContent = `${Math.min(visible, examples.length)} of ${examples.length} shown, ${data.gallery.length} in all`;
   byId("gallery-gap-value").textContent = `${byId("gallery-gap").value.replace("-", "−")} points`;
-  byId("gallery-more").hidden = visible >= found.length;
+  byId("gallery-more").hidden = visible >= examples.length;
 }
 
 function startGallery() {

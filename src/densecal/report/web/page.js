@@ -19,7 +19,7 @@ labelTheme();
 
 // ------------------------------------------------------------------ sortable tables
 
-/** Sort the rows by a column; what has no value stays last. */
+/** Sort the rows by a column; rows without a value stay last. */
 function sortBy(table, column, direction) {
   const body = table.tBodies[0];
   const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
@@ -55,7 +55,7 @@ const names = [...new Set(data.records.map((record) => record.name))];
 const least = (name) => Math.min(...data.records.filter((r) => r.name === name).map((r) => r.figures.ece_ew ?? 1));
 const firstShown = new Set([...names].sort((a, b) => least(a) - least(b)).slice(0, MOST));
 
-// of more methods than colours, those that are shown first have colours of their own
+// where there are more methods than colours, those shown first have distinct colours
 if (names.length > COLOURS) {
   const order = [...firstShown, ...names.filter((name) => !firstShown.has(name))];
   for (const one of [...data.records, ...data.runs]) if (names.includes(one.name)) one.colour = order.indexOf(one.name);
@@ -69,7 +69,7 @@ function shown() {
   return data.records.filter((record) => record.dataset === datasetSelect.value && ticked.has(record.name));
 }
 
-/** A diagram under a caption of one line, and perhaps a smaller one, so that neighbours are level. */
+/** A diagram under a one-line caption and an optional smaller line, so that neighbours are level. */
 function panel(title, small, spec) {
   const figure = element("figure", { class: "panel" });
   chart(figure, spec);
@@ -79,7 +79,7 @@ function panel(title, small, spec) {
   return figure;
 }
 
-/** One diagram a record, side by side. */
+/** One diagram per record, side by side. */
 function panels(host, records, spec) {
   host.replaceChildren(...records.map((record) => panel(record.name, record.ece && `ECE ${record.ece}`, () => spec(record))));
 }
@@ -207,7 +207,7 @@ function drawThreshold() {
   redraw.threshold.forEach((draw) => draw());
 }
 
-/** The two by two table of one method, shaded by the share of all pixels. */
+/** The two-by-two table of one method, shaded by the share of all pixels. */
 function drawConfusion() {
   const record = withThresholds().find((r) => r.name === byId("confusion-of").value);
   const c = record && confusion(record, Number(slider.value));
