@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.summary import results, summarise
-from densecal.io.atomic import rounded
+from densecal.io.atomic import round_floats
 from densecal.report.figures import CYCLE, GREY
 
 DOCS = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def rows_of(name: str) -> list[dict]:
         matrix = folder.with_suffix(".yaml")
         if not matrix.is_file():  # a study whose matrix is an example
             return json.loads((folder / "results.json").read_text())["rows"]
-        return rounded(results(summarise(load_matrix(matrix), folder, ""))["rows"])
+        return round_floats(results(summarise(load_matrix(matrix), folder, ""))["rows"])
 
 
 def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:

@@ -16,7 +16,7 @@ from densecal import posthoc
 from densecal.benchmark.matrix import Dataset, Matrix, MethodEntry, Value
 from densecal.errors import InputError
 from densecal.evaluation.record import Record
-from densecal.io.atomic import rounded
+from densecal.io.atomic import round_floats
 from densecal.io.documents import read_json
 from densecal.posthoc.registry import find as find_calibrator
 from densecal.training.config import Config, load_config
@@ -314,7 +314,7 @@ def _digest(training: Any, cell: Cell) -> str:
     """Hash of what is trained and how it is evaluated."""
     datasets = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in cell.datasets]
     parts = [VERSION, training, datasets, cell.calibrators, cell.bins]
-    return hashlib.sha256(json.dumps(rounded(parts), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(round_floats(parts), sort_keys=True).encode()).hexdigest()
 
 
 def _check_calibrator(name: str, cells: list[Cell]) -> None:

@@ -23,7 +23,7 @@ from densecal.data.layouts import (
 )
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, urls
-from densecal.io.folders import image_files, is_image_name, named_subfolders, subfolders
+from densecal.io.folders import image_files, is_image_name, subfolder_hint, subfolders
 from densecal.io.images import IMAGE_SUFFIXES, read_image
 from densecal.io.masks import read_mask
 
@@ -309,7 +309,7 @@ def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
     folders = subfolders(folder) if by_class else [folder]
     files = sorted(file for inner in folders for file in image_files(inner))
     if not files:
-        found = f"no image files{named_subfolders(folder)}"
+        found = f"no image files{subfolder_hint(folder)}"
         raise InputError(folder, found, f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return _by_stem(map(Location, files), lambda location: location.path.stem)
 
@@ -320,7 +320,7 @@ def _is_zip(path: Path) -> bool:
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(urls.opened(path) if urls.is_remote(path) else path)
+        return zipfile.ZipFile(urls.open_bytes(path) if urls.is_remote(path) else path)
     except Exception as error:  # zipfile raises errors of every kind for damaged directories
         raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
 
@@ -368,7 +368,7 @@ def _folder_of(
 def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
     try:
         # File names need not be valid UTF-8; surrogateescape is how Python's own os functions spell them.
-        with urls.opened(path) as file:
+        with urls.open_bytes(path) as file:
             lines = file.read().decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "a list file") from None
