@@ -103,7 +103,7 @@ MEASURED = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from densecal.evaluation import evaluate
+from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 torch.set_num_threads(1)
 folder, peaks = Path(sys.argv[1]), {}

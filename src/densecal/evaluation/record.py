@@ -299,8 +299,12 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Calibration):
         return {**_encode(value.figures), "ci": _encode(value.ci)}
     if dataclasses.is_dataclass(value):
-        held = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {_key(field): _encode(item) for field, item in held if item or field.default not in (None, ())}
+        items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {
+            _key(field): _encode(item)
+            for field, item in items
+            if item not in (None, (), {}) or field.default not in (None, ())
+        }
     if isinstance(value, Mapping):
         return {key: _encode(item) for key, item in value.items()}
     return [_encode(item) for item in value] if isinstance(value, tuple | list) else value
@@ -313,7 +317,8 @@ def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         figures = {key: item for key, item in given.items() if key != "ci"}
         hints = _hints(Calibration)
         return Calibration(
-            _decode(hints["figures"], figures, where, path), _decode(hints["ci"], given.get("ci"), where, (*path, "ci"))
+            _decode(hints["figures"], figures, where, path),
+            _decode(hints["ci"], given.get("ci", _MISSING), where, (*path, "ci")),
         )
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         given = _expect(dict, value, where, path)
