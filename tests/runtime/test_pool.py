@@ -80,8 +80,10 @@ def test_arguments_are_requested_shortly_before_they_are_needed():
 def test_environment_variables_are_restored(monkeypatch):
     monkeypatch.setenv("DENSECAL_TEST_OLD", "before")
     monkeypatch.delenv("DENSECAL_TEST_NEW", raising=False)
-    with pytest.raises(KeyError), environment({"DENSECAL_TEST_OLD": "during", "DENSECAL_TEST_NEW": "during"}):
+    variables = {"DENSECAL_TEST_OLD": "during", "DENSECAL_TEST_NEW": "during"}
+    with environment(variables):
         assert os.environ["DENSECAL_TEST_OLD"] == os.environ["DENSECAL_TEST_NEW"] == "during"
+    with pytest.raises(KeyError), environment(variables):
         raise KeyError
     assert os.environ["DENSECAL_TEST_OLD"] == "before"
     assert "DENSECAL_TEST_NEW" not in os.environ

@@ -12,7 +12,7 @@ from densecal import posthoc
 from densecal.calibrate.fit import fit
 from densecal.data.decoding import read_sample
 from densecal.errors import InputError
-from densecal.evaluation.model import ImageSet, Logits, model_outputs, resized
+from densecal.evaluation.model import ImageSet, Logits, model_outputs, resize
 from densecal.io.masks import VOID
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
@@ -113,7 +113,7 @@ class ImageSetData:
         for _, images, z, y in model_outputs(self.logits, self.images, self.device, size):
             masks = y if self.classes > 1 else y[:, None]
             # copies, because no gradient passes through what inference mode makes
-            yield Batch(z.clone(), masks.clone(), resized(images, z.shape[2:]).clone())
+            yield Batch(z.clone(), masks.clone(), resize(images, z.shape[2:]).clone())
 
 
 def train_and_calibrate(
