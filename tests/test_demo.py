@@ -21,7 +21,7 @@ def test_a_small_demonstration_leaves_a_page_that_needs_no_network(tmp_path, mon
     assert "densecal train demo" in page
     demo.run_demo(tmp_path / "demo")  # an earlier one is replaced
     (tmp_path / "runs" / "bce").mkdir(parents=True)
-    with pytest.raises(InputError, match="no demonstration"):
+    with pytest.raises(InputError, match="not a demonstration"):
         demo.run_demo(tmp_path / "runs")
     assert (tmp_path / "runs" / "bce").exists()
     (tmp_path / "demo" / "mine.txt").write_text("")

@@ -25,7 +25,7 @@ from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.packed import pack, unpack
 from densecal.benchmark.studies import convergence, sweeps
 from densecal.benchmark.summary import Summary, results, summarise
-from densecal.io.atomic import rounded
+from densecal.io.atomic import round_floats
 from densecal.report.benchmark_figures import convergence_figure, sweep_figure
 from densecal.report.figures import CYCLE, GREY
 
@@ -107,7 +107,7 @@ def summary_of(name: str) -> Summary:
 @functools.cache
 def rows_of(name: str) -> list[dict]:
     """The rows of a benchmark, from the results of its cells."""
-    return rounded(results(summary_of(name))["rows"])
+    return round_floats(results(summary_of(name))["rows"])
 
 
 def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: str, reference: str = "") -> list[float]:

@@ -1,4 +1,4 @@
-"""The demonstration: plain cross entropy against ASLP_MC on generated scenes, from nothing to a page in minutes."""
+"""The demonstration: plain cross entropy against ASLP_MC on generated scenes, with a report after a few minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from densecal.training.config import load_config
 HELD_OUT = 200
 EXAMPLES = 24
 HELD_OUT_SEED = 1000
-"""Apart from the recipe's seed, so that no held-out scene was trained or validated on."""
+"""Differs from the recipe's seed, so that no held-out scene was used in training or validation."""
 MARKER = ".densecal-demo"
 RUNS = {"bce": ["method.name=bce"], "aslp-mc": []}
 
@@ -33,8 +33,8 @@ def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
     """Train both models, evaluate them on scenes that neither has seen, and write ``report.html``.
 
     Args:
-        out: New folder, or one of an earlier demonstration, which is replaced.
-        progress: Told how far it is, and the figures of each epoch.
+        out: New folder, or that of an earlier demonstration, which is replaced.
+        progress: Told about the progress, with the figures of each epoch.
 
     Returns:
         The two evaluations, plain cross entropy first.
@@ -69,11 +69,13 @@ def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
 
 
 def _clear(out: Path) -> None:
-    """Replace an earlier demonstration, and nothing else."""
+    """Remove an earlier demonstration, and nothing else."""
     if not out.exists():
         return
     if not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()):
-        raise InputError(out, "something that is no demonstration", "a new folder, or an earlier demonstration")
+        raise InputError(
+            out, "a file, or a folder that is not a demonstration", "a new folder, or an earlier demonstration"
+        )
     known = {MARKER, "held-out", "maps", "evaluation.json", "report.html", *RUNS}
     foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
     if foreign:
@@ -98,12 +100,12 @@ def _lead(evaluations: list[Evaluation]) -> list[str]:
 
 
 def _with_truth(example: Example, scenes: Scenes) -> Example:
-    """Add what no photograph has: the probability from which the mask was drawn."""
+    """Add the probability from which the mask was drawn, which no photograph has."""
     truth = pictures.unit_map("probability", scenes.probability[int(example.name)])
     image, mask, *others = example.pictures
     order = [image, mask, "true probability", *others]
-    found = {**example.pictures, "true probability": truth}
-    return replace(example, pictures={heading: found[heading] for heading in order})
+    pictures_by_heading = {**example.pictures, "true probability": truth}
+    return replace(example, pictures={heading: pictures_by_heading[heading] for heading in order})
 
 
 def _commands() -> list[str]:

@@ -31,15 +31,15 @@ from densecal.prediction.predictor import load_predictor, own_calibrator_error
 INPUTS = ("unit", "uint8", "normalised")
 """Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""
 OPSET = 18
-"""The set that PyTorch's exporter writes by itself; every other one is a conversion of it."""
+"""The operator set that PyTorch's exporter writes natively; any other would be a conversion of it."""
 TOLERANCE = 1e-4
-"""Largest probability difference that a file may have from PyTorch."""
+"""Largest difference of a probability between the file and PyTorch."""
 BATCHES = (1, 3)
 TRACED = 256
-"""Side of the image that is traced where sides stay free. The exporter takes for a rule what happens to hold there: no
-feature map may have shrunk to a pixel (EDN's deepest has 1/128 of the side) or be divisible by a window of Swin's."""
+"""Side of the image that is traced if sides stay free. The exporter generalises what happens to hold at this side, so
+no feature map may shrink to one pixel (EDN's deepest has 1/128 of the side) or be divisible by a window of Swin."""
 MAX_BYTES = (1 << 31) - (1 << 20)
-"""What one ONNX file can hold: protobuf ends at 2 GB."""
+"""Largest size of one ONNX file: protobuf is limited to 2 GB."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 Array = NDArray[Any]
@@ -56,10 +56,10 @@ class Comparison:
     Attributes:
         shape: Batch, height and width.
         difference: Largest difference of a probability.
-        on_steps: Pixels left out of it, where the calibrator jumps within rounding of the logit, as a step function
-            does at its edges, and the file's probability lies on one side of the jump.
-        rounding: How far PyTorch's own float32 is from float64, looked at only where the difference is too large. A
-            network with logits in the thousands rounds coarsely, in any program.
+        on_steps: Pixels left out of the difference: the calibrator jumps within rounding of the logit, as a step
+            function does at its edges, and the file's probability lies between both sides of the jump.
+        rounding: How far PyTorch's own float32 is from float64, computed only if the difference is too large. A
+            network with logits in the thousands rounds coarsely in any program.
     """
 
     shape: tuple[int, int, int]
@@ -69,13 +69,13 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the file is as good as PyTorch: twice its distance from float64, on the other side, is no fault."""
+        """Whether the file is about as close to float64 as PyTorch is."""
         return self.difference <= max(TOLERANCE, 3 * self.rounding)
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """A file that was written.
 
     Attributes:
         path: The file.
@@ -100,7 +100,7 @@ class Export:
 
     @property
     def on_steps(self) -> int:
-        """Pixels on a jump of the calibrator."""
+        """Pixels at a jump of the calibrator."""
         return sum(comparison.on_steps for comparison in self.comparisons)
 
 
@@ -110,14 +110,14 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
     Args:
         run: Run folder (its last checkpoint) or checkpoint folder.
         out: File to write, ``.onnx``.
-        calibrator: File of a calibrator to put behind the network; the run's own unless given.
+        calibrator: File of a calibrator to apply after the network; the run's own unless given.
         input: One of ``INPUTS``.
 
     Returns:
         What was written and how far it is from PyTorch.
 
     Raises:
-        InputError: Something given is not what it should be.
+        InputError: An argument is not what it should be.
         ExportError: The model cannot be exported, or the file disagrees with PyTorch.
     """
     require_packages()
@@ -141,7 +141,7 @@ def export_model(
         model: The network with its normalisation.
         out: File to write, ``.onnx``.
         size: Side of the images it was trained at.
-        calibrator: Put behind the network.
+        calibrator: Applied after the network.
         input: One of ``INPUTS``.
 
     Returns:
@@ -152,14 +152,14 @@ def export_model(
     if out.suffix.lower() != ".onnx":
         raise InputError("--out", str(out), "a name that ends in .onnx")
     if calibrator is not None and calibrator.num_classes != model.classes:
-        found = f"{calibrator.method} for {_channels(calibrator.num_classes)}"
-        raise InputError("--calibrator", found, f"one for {_channels(model.classes)}, which the model has")
+        actual = f"{calibrator.method} for {_channels(calibrator.num_classes)}"
+        raise InputError("--calibrator", actual, f"one for {_channels(model.classes)}, which the model has")
     require_packages()
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if weights > MAX_BYTES:
         raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
     model.eval()
-    proto = _traced(Deployment(model, calibrator, input), size)
+    proto = _trace(Deployment(model, calibrator, input), size)
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
     comparisons = compare(proto.SerializeToString(), model, calibrator, input, sizes)
@@ -192,7 +192,7 @@ class Deployment(nn.Module):
 
     Args:
         model: The network with its normalisation.
-        calibrator: Put behind the network.
+        calibrator: Applied after the network.
         input: One of ``INPUTS``.
     """
 
@@ -201,27 +201,27 @@ class Deployment(nn.Module):
         self.model, self.calibrator, self.input = model, calibrator, input
 
     def forward(self, images: Tensor) -> Tensor:
-        """Foreground or class probabilities at the images' size."""
+        """Compute foreground or class probabilities at the size of the images."""
         if self.input == "normalised":
             x, images = images, images * self.model.std + self.model.mean
         else:
             images = images.float() / 255 if self.input == "uint8" else images
             x = (images - self.model.mean) / self.model.std
         height, width = images.shape[-2:]
-        # SegmentationModel.forward branches on the size, which a graph for any size cannot
-        padded = x[:, :, _replicated(height)][:, :, :, _replicated(width)]
+        # SegmentationModel.forward branches on the size, which a graph for any size cannot do
+        padded = x[:, :, _padded_indices(height)][:, :, :, _padded_indices(width)]
         with PreciseTails():
             logits = self.model.network(padded)[..., :height, :width]
             return probabilities(logits, images, self.calibrator)
 
 
-def _replicated(side: int) -> Tensor:
-    """Indices that pad a side to a multiple of 32 by repeating its last row or column."""
+def _padded_indices(side: int) -> Tensor:
+    """Return indices that pad a side to a multiple of 32 by repeating its last row or column."""
     return torch.arange((side + MULTIPLE - 1) // MULTIPLE * MULTIPLE).clamp(max=side - 1)
 
 
 def probabilities(logits: Tensor, images: Tensor, calibrator: nn.Module | None) -> Tensor:
-    """Calibrated probabilities, or plain ones where there is no calibrator."""
+    """Return calibrated probabilities, or plain ones without a calibrator."""
     if calibrator is None:
         return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
     calibrated: Tensor = calibrator(logits, images if calibrator.needs_images else None)
@@ -229,16 +229,16 @@ def probabilities(logits: Tensor, images: Tensor, calibrator: nn.Module | None) 
 
 
 class PreciseTails(TorchFunctionMode):
-    """Writes sigmoid and its logarithm so that onnxruntime keeps their tails.
+    """Expresses sigmoid and its logarithm so that onnxruntime keeps their tails.
 
-    Its Sigmoid is 0 below -18, and the exporter's LogSigmoid is the logarithm of that, minus infinity. Beta
-    calibration and the mean of EBMGSOD's maps tell logits of -20 and -30 apart.
+    The Sigmoid of onnxruntime is 0 below -18, and the exporter's LogSigmoid is the logarithm of that, minus infinity.
+    Beta calibration and the mean of EBMGSOD's maps distinguish logits of -20 and -30.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replace the two functions and call the others."""
+        """Replace the two functions, and call any other."""
         if function in (torch.sigmoid, Tensor.sigmoid):
             return 1 / (1 + torch.exp(-args[0]))
         if function is logsigmoid:
@@ -246,15 +246,15 @@ class PreciseTails(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _traced(deployment: Deployment, size: int) -> Any:
-    """The graph, an ``onnx.ModelProto``; where the network's code depends on the size, of that size alone."""
+def _trace(deployment: Deployment, size: int) -> Any:
+    """Return the graph, an ``onnx.ModelProto``; for one size only if the network's code depends on the size."""
     dtype = torch.uint8 if deployment.input == "uint8" else torch.float32
     batch, height, width = (torch.export.Dim(name, min=1) for name in ("batch", "height", "width"))
     problems = []
     for free, side in (({0: batch, 2: height, 3: width}, TRACED), ({0: batch}, size)):
         example = torch.zeros((2, 3, side, side), dtype=dtype)
         try:
-            with _quiet(), _same_padding_known():
+            with _quiet(), _fixed_same_padding():
                 program = torch.onnx.export(
                     deployment,
                     (example,),
@@ -265,13 +265,13 @@ def _traced(deployment: Deployment, size: int) -> Any:
                     dynamic_shapes={"images": free},
                     verbose=False,
                 )
-        except Exception as error:  # the exporter passes on whatever it meets in the network's code
+        except Exception as error:  # the exporter passes on any error of the network's code
             problems.append(" ".join(str(error).split())[:300])
             continue
         assert program is not None
         proto = program.model_proto
         dims = proto.graph.input[0].type.tensor_type.shape.dim
-        # the exporter fixes an axis that it cannot keep free without saying so
+        # the exporter silently fixes an axis that it cannot keep free
         if all(dims[axis].dim_param for axis in free):
             return proto
         problems.append(f"the exporter fixed the input at {[dim.dim_param or dim.dim_value for dim in dims]}")
@@ -281,7 +281,7 @@ def _traced(deployment: Deployment, size: int) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on its own code."""
+    """Silence the exporter's remarks about its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -292,11 +292,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _same_padding_known() -> Iterator[None]:
-    """Tell timm the padding of strided convolutions "same" as in TensorFlow, which it works out from the size.
+def _fixed_same_padding() -> Iterator[None]:
+    """Give timm a fixed "same" padding, as in TensorFlow, for strided convolutions, which it computes from the size.
 
-    Sides are multiples of 32, and those of a strided layer's input multiples of its stride s; its padding is then
-    max((k - 1) d + 1 - s, 0) at any size. With the size in the formula the exporter does algebra for many minutes.
+    Sides are multiples of 32, so the input of a strided layer is a multiple of its stride s. Its padding is then
+    max((k - 1) d + 1 - s, 0) at any size. With the size in the formula, the exporter does algebra for many minutes.
     """
     padding: Any = importlib.import_module("timm.layers.padding")
     by_size = padding.get_same_padding
@@ -316,9 +316,9 @@ def _describe(
     any_size: bool,
     difference: float,
 ) -> None:
-    """Write into the file what it is and how it is to be fed."""
+    """Write into the file what it contains and which input it expects."""
     proto.producer_name, proto.producer_version = "densecal", __version__
-    described = {
+    metadata = {
         "densecal": __version__,
         "arch": model.arch,
         "encoder": model.encoder,
@@ -332,7 +332,7 @@ def _describe(
         "calibrator": None if calibrator is None else calibrator.to_json(),
         "largest_difference": difference,
     }
-    for key, value in described.items():
+    for key, value in metadata.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
 
 
@@ -351,17 +351,17 @@ def compare(
     input: str,
     sizes: tuple[tuple[int, int], ...],
 ) -> tuple[Comparison, ...]:
-    """Run a file in onnxruntime and the model in PyTorch on the same pictures.
+    """Run a file in onnxruntime and the model in PyTorch on the same pictures, and compare them.
 
     Args:
         content: The ONNX file.
-        model: What it was made from.
-        calibrator: Likewise.
-        input: Likewise.
-        sizes: Heights and widths, each of which is run at every one of ``BATCHES``.
+        model: The network in the file.
+        calibrator: The calibrator in the file.
+        input: One of ``INPUTS``.
+        sizes: Heights and widths, each of which is run with all ``BATCHES``.
 
     Raises:
-        ExportError: If onnxruntime cannot run the file.
+        ExportError: onnxruntime cannot run the file.
     """
     import onnxruntime
 
@@ -369,14 +369,14 @@ def compare(
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # errors are raised as well
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    found = []
+    comparisons = []
     for height, width in sizes:
         for batch in BATCHES:
             images = pictures(batch, height, width)
-            fed = {"images": _as_input(images, model, input)}
+            feed = {"images": _convert_input(images, model, input)}
             try:
-                p_file = torch.from_numpy(session.run(["probabilities"], fed)[0])
-            except Exception as error:  # of classes that onnxruntime keeps to itself
+                p_file = torch.from_numpy(session.run(["probabilities"], feed)[0])
+            except Exception as error:  # onnxruntime's error classes are private
                 problem = " ".join(str(error).split())[:300]
                 raise ExportError(f"onnxruntime does not run the file at {height} x {width}: {problem}") from None
             unit = images.float() / 255
@@ -386,8 +386,8 @@ def compare(
                 exact = copy.deepcopy(model).double()(unit.double()).float()
                 p, p_exact = (probabilities(logits, unit, None) for logits in (z, exact))
                 comparison = replace(comparison, rounding=float((p - p_exact).abs().max()))
-            found.append(comparison)
-    return tuple(found)
+            comparisons.append(comparison)
+    return tuple(comparisons)
 
 
 def _comparison(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Module | None) -> Comparison:
@@ -398,15 +398,15 @@ def _comparison(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Module
     difference = (p_file - p).abs()
     if calibrator is None or not difference.max() > TOLERANCE:
         return Comparison(shape, float(difference.max()), 0)
-    low, high = _within_rounding(z, images, calibrator)
+    low, high = _probability_range(z, images, calibrator)
     step = (difference > TOLERANCE) & (p_file > low - TOLERANCE) & (p_file < high + TOLERANCE)
     return Comparison(shape, float(torch.where(step, 0.0, difference).max()), int(step.sum()))
 
 
-def _within_rounding(z: Tensor, images: Tensor, calibrator: nn.Module) -> tuple[Tensor, Tensor]:
-    """The least and the largest probability when logits move as far as the tolerance allows them to.
+def _probability_range(z: Tensor, images: Tensor, calibrator: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest probability if logits change by as much as the tolerance.
 
-    A logit that moves by 1e-4 moves its sigmoid by less than 1e-4. All are moved up, down, and each at random.
+    A logit that changes by 1e-4 changes its sigmoid by less than 1e-4. All are moved up, down, and each at random.
     """
     generator = torch.Generator().manual_seed(0)
     moves = [torch.ones_like(z), -torch.ones_like(z)]
@@ -416,18 +416,18 @@ def _within_rounding(z: Tensor, images: Tensor, calibrator: nn.Module) -> tuple[
 
 
 def pictures(batch: int, height: int, width: int) -> Tensor:
-    """Pictures (B, 3, H, W) of bytes that bring out different things: a disc on a slope of light, noise, squares."""
+    """Return varied pictures (B, 3, H, W) of bytes: a disc on a gradient, noise, squares."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
     slope = torch.stack([x + 1, y + 1, 2 - x - y]) / 4
     disc = torch.where((x - 0.2) ** 2 + y**2 < 0.3, 1 - slope, slope)
     squares = ((torch.arange(height)[:, None] // 9 + torch.arange(width) // 7) % 2).expand(3, -1, -1)
-    made = [(disc, torch.rand(3, height, width, generator=generator), squares)[i % 3] for i in range(batch)]
-    return (torch.stack([picture.float() for picture in made]) * 255).round().to(torch.uint8)
+    batch_pictures = [(disc, torch.rand(3, height, width, generator=generator), squares)[i % 3] for i in range(batch)]
+    return (torch.stack([picture.float() for picture in batch_pictures]) * 255).round().to(torch.uint8)
 
 
-def _as_input(images: Tensor, model: SegmentationModel, input: str) -> Array:
-    """Bytes as the input kind wants them."""
+def _convert_input(images: Tensor, model: SegmentationModel, input: str) -> Array:
+    """Convert bytes to the input kind."""
     if input == "uint8":
         return images.numpy()
     unit = images.float() / 255

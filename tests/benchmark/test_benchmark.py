@@ -34,7 +34,7 @@ from densecal.benchmark.sets import ImageSets
 from densecal.benchmark.studies import convergence, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary
 from densecal.benchmark.tuning import Trial, choices, choose
-from densecal.benchmark.workers import _done, _forget_failures
+from densecal.benchmark.workers import _forget_failures, _try_task
 from densecal.cli import app
 from densecal.data.informationless import without_information
 from densecal.data.scenes import generate
@@ -77,7 +77,7 @@ def settings(**changes):
     }
 
 
-def written(path, **changes):
+def write_matrix(path, **changes):
     path.write_text(yaml.safe_dump(settings(**changes)))
     return path
 
@@ -98,21 +98,21 @@ def figures_of(out):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A benchmark that nobody interrupted: its matrix file and its folder."""
-    place = tmp_path_factory.mktemp("benchmark")
-    textures = place / "textures"
+    """A benchmark that was not interrupted: its matrix file and its folder."""
+    root = tmp_path_factory.mktemp("benchmark")
+    textures = root / "textures"
     textures.mkdir()
     rng = np.random.default_rng(0)
     for i in range(3):
         Image.fromarray(rng.integers(0, 255, (20 + i, 30, 3), dtype=np.uint8)).save(textures / f"{i}.png")
     datasets = [*settings()["datasets"], {"name": "textures", "images": str(textures), "ood": True}]
-    file = written(place / "matrix.yaml", datasets=datasets)
-    plan, sets = Plan(load_matrix(file), place / "out"), ImageSets()
+    file = write_matrix(root / "matrix.yaml", datasets=datasets)
+    plan, sets = Plan(load_matrix(file), root / "out"), ImageSets()
     while tasks := open_tasks(plan, set()):
         run_task(tasks[0], sets, silent)
-    result = CliRunner().invoke(app, ["benchmark", str(file), "--out", str(place / "out")])
+    result = CliRunner().invoke(app, ["benchmark", str(file), "--out", str(root / "out")])
     assert result.exit_code == 0, result.output
-    return file, place / "out"
+    return file, root / "out"
 
 
 # ------------------------------------------------------------------ the matrix file
@@ -124,8 +124,8 @@ def whole(tmp_path_factory):
         ({"method": ["bce"]}, r"method: an unknown key; expected one of recipe, overrides, methods"),
         ({"methods": []}, "methods: .*at least 1 item"),
         ({"methods": ["bce", "bce"]}, "methods: 'bce' twice"),
-        ({"methods": ["nonsense"]}, r"methods.0: 'nonsense', which is no method"),
-        ({"methods": [{"name": "al", "set": ["method.technique=si"]}]}, r"methods.0: 'al', which is no method"),
+        ({"methods": ["nonsense"]}, r"methods.0: 'nonsense', which is not a method"),
+        ({"methods": [{"name": "al", "set": ["method.technique=si"]}]}, r"methods.0: 'al', which is not a method"),
         ({"methods": [{"name": "al", "set": ["optim.lr=1", "method.nam=als"]}]}, r"methods.0: 'method.nam' in set,"),
         ({"methods": [{"name": "bce", "sets": []}]}, r"methods.0.sets: an unknown key; expected one of name, set"),
         ({"methods": [{"name": "bce", "grid": {"method.x": []}}]}, r"methods.0.grid.method.x: .*at least 1 item"),
@@ -145,7 +145,7 @@ def whole(tmp_path_factory):
 )  # fmt: skip
 def test_a_wrong_matrix_names_the_key(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
-        load_matrix(written(tmp_path / "matrix.yaml", **changes))
+        load_matrix(write_matrix(tmp_path / "matrix.yaml", **changes))
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_a_wrong_matrix_names_the_key(tmp_path, changes, message):
     [
         ({"recipe": "nonsense"}, "no such recipe"),
         ({"methods": ["bce", {"name": "aslp-mc", "set": ["method.technique=xx"]}]}, "method aslp-mc: .*technique"),
-        ({"overrides": [*SMALL, "engine.devices=2"]}, "one process a device"),
+        ({"overrides": [*SMALL, "engine.devices=2"]}, "one process per device"),
         ({"calibrators": ["nonsense"]}, "calibrators: 'nonsense'; expected one of"),
         ({"methods": ["bce", {"name": "a b", "set": ["method.name=bce"]}, {"name": "a/b", "set": ["method.name=bce"]}]},
-         "'a b' and 'a/b', which need one folder"),
+         "'a b' and 'a/b', which need the same folder"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_found_before_anything_is_trained(tmp_path, changes, message):
@@ -164,7 +164,7 @@ def test_wrong_settings_are_found_before_anything_is_trained(tmp_path, changes, 
         Plan(matrix(**changes), tmp_path)
 
 
-def test_wrong_files_are_one_line(tmp_path):
+def test_errors_about_wrong_files_name_the_file(tmp_path):
     for name, text in (("a.yaml", "[1, 2"), ("b.yaml", "just text"), ("c.yaml", "recipe: demo")):
         (tmp_path / name).write_text(text)
         result = CliRunner().invoke(app, ["benchmark", str(tmp_path / name), "--out", str(tmp_path / "out")])
@@ -173,8 +173,8 @@ def test_wrong_files_are_one_line(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_data_is_said_before_anything_is_trained(tmp_path):
-    file = written(tmp_path / "m.yaml", datasets=[{"name": "a", "images": str(tmp_path / "nowhere")}])
+def test_missing_data_is_an_error_before_anything_is_trained(tmp_path):
+    file = write_matrix(tmp_path / "m.yaml", datasets=[{"name": "a", "images": str(tmp_path / "nowhere")}])
     result = CliRunner().invoke(app, ["benchmark", str(file), "--out", str(tmp_path / "out")])
     assert "nowhere" in str(result.exception)
     assert not (tmp_path / "out").exists()
@@ -182,8 +182,8 @@ def test_missing_data_is_said_before_anything_is_trained(tmp_path):
 
 def test_budgets_are_equal(tmp_path):
     tune = {"aslp-si": {"key": "method.eta", "values": [1, 2]}, "brier": {"key": "optim.lr", "values": [1, 2, 3]}}
-    with pytest.raises(InputError, match="2 values for aslp-si, 3 values for brier; expected as many"):
-        load_matrix(written(tmp_path / "m.yaml", tune=tune, methods=[*settings()["methods"], "brier"]))
+    with pytest.raises(InputError, match="2 values for aslp-si, 3 values for brier; expected the same number"):
+        load_matrix(write_matrix(tmp_path / "m.yaml", tune=tune, methods=[*settings()["methods"], "brier"]))
 
 
 def test_a_grid_gives_a_cell_for_every_combination_and_seed(tmp_path):
@@ -202,7 +202,7 @@ def test_a_grid_gives_a_cell_for_every_combination_and_seed(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
-def test_the_examples_are_whole(name, tmp_path):
+def test_the_example_matrices_are_valid(name, tmp_path):
     assert Plan(load_matrix(EXAMPLES / name), tmp_path).untuned
 
 
@@ -249,7 +249,7 @@ def test_evaluations_are_those_of_the_predicted_probabilities(whole):
         assert record["calibration"][figure] == pytest.approx(getattr(mean, figure), abs=1e-6)
 
 
-def test_images_without_foreground_are_right_where_nothing_is_found(whole):
+def test_images_without_foreground_are_right_where_background_is_predicted(whole):
     _, out = whole
     result = json.loads((out / "cells" / "bce" / "seed-0" / "result.json").read_text())
     record = next(r for r in result["evaluations"] if r["dataset"] == "textures")
@@ -276,7 +276,7 @@ def test_entropy_tells_images_without_foreground_from_the_validation_images(whol
     assert "F max" not in text.partition("## textures")[2]
 
 
-def test_an_image_of_void_alone_has_no_part_in_the_mean_entropy():
+def test_an_image_of_only_void_pixels_does_not_count_in_the_mean_entropy():
     rng = np.random.default_rng(0)
     masks = [np.full((8, 8), 255, np.uint8), *rng.integers(0, 3, (2, 8, 8), dtype=np.uint8)]
     images = rng.integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
@@ -310,7 +310,7 @@ def test_the_network_runs_once_whatever_the_numbers_of_bins():
         assert repr(found) == repr(alone)
 
 
-def test_images_of_void_alone_are_not_told_apart(whole, tmp_path):
+def test_images_of_only_void_pixels_do_not_count_in_the_separation(whole, tmp_path):
     file, out = whole
     shutil.copytree(out, tmp_path / "out")
     path = tmp_path / "out" / "cells" / "bce" / "seed-1" / "result.json"
@@ -530,7 +530,7 @@ def test_a_cell_that_another_process_holds_is_left_alone(whole, tmp_path):
     with lock_folder(plan.untuned[0].folder) as held:
         assert held
         # a lock belongs to the open file, so that a second one in this process is refused like another process's
-        assert not _done(plan.untuned[0], ImageSets(), other)
+        assert not _try_task(plan.untuned[0], ImageSets(), other)
     assert not mine.poll()
     assert not plan.untuned[0].result.exists()
 
@@ -544,7 +544,7 @@ def test_a_cell_that_fails_says_why_and_is_tried_again_by_the_next_call(tmp_path
     bad.run.write_text("in the way")
     mine, other = Pipe()
     for cell in plan.untuned:
-        assert _done(cell, ImageSets(), other)
+        assert _try_task(cell, ImageSets(), other)
     states = []
     while mine.poll():
         event, _ = mine.recv()
@@ -562,7 +562,7 @@ def test_a_cell_that_fails_says_why_and_is_tried_again_by_the_next_call(tmp_path
 
 
 @contextlib.contextmanager
-def under_way(arguments, out):
+def running_benchmark(arguments, out):
     """A benchmark that has begun to train its first cell, and that writes its errors into a pipe."""
     with subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while process.poll() is None and not list(out.glob("cells/*/*/run/log.jsonl")):
@@ -570,7 +570,7 @@ def under_way(arguments, out):
         yield process
 
 
-def killed_in_the_middle(arguments, out):
+def kill_in_the_middle(arguments, out):
     """Start a benchmark and kill it shortly after its first cell."""
     with subprocess.Popen(
         arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -583,10 +583,10 @@ def killed_in_the_middle(arguments, out):
     assert process.returncode == -signal.SIGKILL, "the benchmark ended before it could be killed"
 
 
-def test_killed_in_the_middle_it_goes_on_and_ends_the_same(whole, tmp_path):
+def test_a_killed_benchmark_continues_and_ends_the_same(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out")
-    killed_in_the_middle(arguments, tmp_path / "out")
+    kill_in_the_middle(arguments, tmp_path / "out")
     done_before = {path.parent for path in tmp_path.glob("out/cells/*/*/result.json")}
     assert 1 <= len(done_before) < 4
     before = {path: time_ for path, time_ in mtimes(tmp_path / "out").items() if set(path.parents) & done_before}
@@ -598,10 +598,10 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_ends_without_a_failure_and_goes_on(whole, tmp_path):
+def test_a_benchmark_that_is_asked_to_stop_ends_without_a_failure_and_continues(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out")
-    with under_way(arguments, tmp_path / "out") as process:
+    with running_benchmark(arguments, tmp_path / "out") as process:
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read().decode()
     assert process.returncode == 143
@@ -613,10 +613,10 @@ def test_asked_to_stop_it_ends_without_a_failure_and_goes_on(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_fails_its_cell_alone(whole, tmp_path):
+def test_a_worker_that_dies_fails_only_its_own_cell(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out")
-    with under_way(arguments, tmp_path / "out") as process:
+    with running_benchmark(arguments, tmp_path / "out") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         worker = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         os.kill(worker[-1], signal.SIGKILL)

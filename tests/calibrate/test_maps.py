@@ -1,4 +1,4 @@
-"""`densecal calibrate` and `densecal risk-control` as a user meets them: maps of every kind, runs, bad input."""
+"""`densecal calibrate` and `densecal risk-control` as a user sees them: maps of every kind, runs, bad input."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ SIZE = (40, 50)
 
 
 def make(seed):
-    """A smooth logit map, honest labels, and the over-confident map that a model would give."""
+    """Return an over-confident logit map, as a model would give, and a mask drawn from the calibrated one."""
     rng = np.random.default_rng(seed)
     z = gaussian_filter(rng.normal(size=SIZE), 3) * 16 - 0.5
     y = rng.random(SIZE) < 1 / (1 + np.exp(-z))
@@ -76,7 +76,7 @@ def test_fit_apply_evaluate(folders, kind):
     assert sorted(p.name for p in out.iterdir()) == sorted(f"a.{i}.{suffix}" for i in range(12))
 
 
-def test_written_maps_are_the_calibrated_ones(folders):
+def test_written_maps_are_the_output_of_the_calibrator(folders):
     for kind in ("png8", "png16", "npy"):
         maps = folders / "maps" / kind
         assert run("calibrate", "fit", "platt", maps, folders / "masks", "--out", folders / f"{kind}.json")[0] == 0
@@ -193,7 +193,7 @@ def test_a_label_beyond_the_classes_names_its_file(class_folders, method):
 
 
 @pytest.mark.parametrize("kind", ["png8", "npy"])
-def test_masks_that_are_all_void_count_nowhere(folders, kind):
+def test_masks_of_only_void_pixels_do_not_count(folders, kind):
     maps, masks = folders / "maps" / kind, folders / "masks"
 
     def fitted():
@@ -209,7 +209,7 @@ def test_masks_that_are_all_void_count_nowhere(folders, kind):
     assert void == fitted() != everything
 
 
-def test_saturated_8_bit_maps_are_warned_of(folders):
+def test_there_is_a_warning_for_saturated_8_bit_maps(folders):
     maps = folders / "maps" / "png8"
     for i in range(12):
         write(maps / f"a.{i}", 1 / (1 + np.exp(-4 * make(i)[0])), "png8")
@@ -265,7 +265,7 @@ def test_a_run_is_fitted_on_its_validation_images_at_their_own_size(trained, tmp
     assert float(found.b) == pytest.approx(float(expected.b), abs=1e-3)
 
 
-def test_a_network_takes_the_images_of_the_run(trained, tmp_path):
+def test_a_calibrator_that_needs_images_gets_those_of_the_run(trained, tmp_path):
     checkpoint = trained / "run" / "checkpoints" / "last"
     code, text, error = run("calibrate", "fit", "selective", checkpoint, "--out", tmp_path / "cal.json")
     assert (code, error) == (0, "")
@@ -282,7 +282,7 @@ def test_generated_scenes_are_validation_images_too(tmp_path):
     assert "fitted on 6 images" in text
 
 
-def test_a_run_takes_no_masks(trained, tmp_path):
+def test_masks_beside_a_run_are_refused(trained, tmp_path):
     fit = ("calibrate", "fit", "platt", trained / "run", trained / "masks", "--out", tmp_path / "cal.json")
     code, _, error = run(*fit)
     assert code == 2
@@ -292,7 +292,7 @@ def test_a_run_takes_no_masks(trained, tmp_path):
 # ------------------------------------------------------------------ bad input
 
 
-def test_a_failed_fit_leaves_the_old_file(folders):
+def test_a_failed_fit_leaves_the_old_file_alone(folders):
     maps, masks, cal = folders / "maps" / "png8", folders / "masks", folders / "cal.json"
     assert run("calibrate", "fit", "temperature", maps, masks, "--out", cal)[0] == 0
     before = cal.read_bytes()
@@ -323,7 +323,7 @@ def test_a_failed_fit_leaves_the_old_file(folders):
         (("apply", "CAL", "MAPS", "--out", "MAPS"), "another folder"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(folders, monkeypatch, arguments, message):
+def test_errors_about_bad_input_take_one_line_and_exit_with_2(folders, monkeypatch, arguments, message):
     monkeypatch.chdir(folders)
     (folders / "empty").mkdir()
     (folders / "cal.json").write_text(json.dumps(create("temperature").to_json()))

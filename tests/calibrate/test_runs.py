@@ -35,7 +35,7 @@ def temperature(run):
     return float(posthoc.load(run / "calibrator.json").temperature)
 
 
-def test_it_is_what_calibrate_fit_would_find_on_the_validation_images(run):
+def test_the_calibrator_is_the_one_that_calibrate_fit_finds_on_the_validation_images(run):
     expected = fit("temperature", RunData(run / "checkpoints" / "last")).calibrator
     assert temperature(run) == float(expected.temperature)
     assert temperature(run) != 1
@@ -60,7 +60,7 @@ def test_images_go_through_the_network_together_and_come_out_one_by_one(run, mon
         torch.testing.assert_close(batch.images[0], torch.tensor(image).permute(2, 0, 1) / 255)
 
 
-def test_predictions_have_it_and_those_of_a_checkpoint_do_not(run):
+def test_predictions_of_a_run_are_calibrated_and_those_of_a_checkpoint_are_not(run):
     calibrated, plain = load_predictor(run), load_predictor(run / "checkpoints" / "last")
     z = plain.logits([IMAGE])[0]
     torch.testing.assert_close(calibrated.logits([IMAGE])[0], z)
@@ -71,7 +71,7 @@ def test_predictions_have_it_and_those_of_a_checkpoint_do_not(run):
     np.testing.assert_allclose(np.concatenate(list(chunks), axis=1)[0], expected, atol=1e-6)
 
 
-def test_an_exported_file_has_it(run, tmp_path):
+def test_an_exported_file_contains_the_calibrator(run, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     export_run(run, tmp_path / "model.onnx", input="uint8")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
@@ -80,13 +80,13 @@ def test_an_exported_file_has_it(run, tmp_path):
     np.testing.assert_allclose(p[0, 0], load_predictor(run).probabilities([image])[0], atol=1e-4)
 
 
-def test_an_ensemble_does_not_use_a_members(run):
+def test_an_ensemble_does_not_use_the_calibrator_of_a_member(run):
     assert load_ensemble([run]).calibrator is not None
     with pytest.warns(UserWarning, match="the mean is not calibrated: temperature was fitted to one model alone"):
         assert load_ensemble([run, run]).calibrator is None
 
 
-def test_killed_before_it_was_fitted_the_run_goes_on_with_that(run, tmp_path, monkeypatch):
+def test_a_run_killed_before_the_fit_continues_with_the_fit(run, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_killed_before_it_was_fitted_the_run_goes_on_with_that(run, tmp_path, mo
     assert temperature(out) == temperature(run)
 
 
-def test_a_model_that_it_does_not_fit_is_kept_with_a_warning(tmp_path, monkeypatch):
+def test_a_failed_fit_keeps_the_model_and_warns(tmp_path, monkeypatch):
     def unfit(*_):
         raise InputError("temperature", "no foreground pixels", "both classes")
 
@@ -112,7 +112,7 @@ def test_a_model_that_it_does_not_fit_is_kept_with_a_warning(tmp_path, monkeypat
         assert train_and_calibrate(CONFIG, tmp_path / "run") is not None
 
 
-def test_a_report_shows_the_model_with_it(run):
+def test_a_report_shows_the_calibrated_model(run):
     found = validate_run(read_run(run, "own"), 1).evaluation.record.calibration["nll"]
     predictor = load_predictor(run)
     (data,) = ImageSets().of(predictor.config, ())
@@ -124,14 +124,14 @@ def test_a_report_shows_the_model_with_it(run):
     assert found != pytest.approx(plain, rel=1e-9)
 
 
-def test_a_second_calibrator_is_not_put_on_top(run, tmp_path):
+def test_a_second_calibrator_is_refused(run, tmp_path):
     with pytest.raises(InputError, match="a run with its own temperature; expected its model without it"):
         RunData(run)
     with pytest.raises(InputError, match="a run with its own temperature; expected its model without it"):
         export_run(run, tmp_path / "model.onnx", run / "calibrator.json")
 
 
-def test_another_calibrators_file_is_refused(run, tmp_path):
+def test_the_file_of_another_calibrator_is_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     posthoc.save(posthoc.create("platt"), tmp_path / "run" / "calibrator.json")
     with pytest.raises(InputError, match="platt for 1 classes; expected temperature for 1"):
@@ -142,7 +142,7 @@ def test_another_calibrators_file_is_refused(run, tmp_path):
     ("name", "classes", "expected"),
     [("nonsense", 1, "beta"), ("local-temperature", 1, "platt"), ("isotonic", 3, "temperature, vector")],
 )
-def test_one_that_does_not_fit_is_refused_before_training(name, classes, expected):
+def test_an_unsuitable_calibrator_is_refused_before_training(name, classes, expected):
     data = ["data.scenes=null", "data.images=x"] if classes > 1 else []
     with pytest.raises(InputError, match=f"model.calibrator is '{name}'; expected one of .*{expected}"):
         small_config(f"model.calibrator={name}", f"data.classes={classes}", *data)

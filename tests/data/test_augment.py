@@ -108,7 +108,7 @@ def test_code_draws_flip_both_sides_and_the_turn_independently() -> None:
     assert_uncorrelated(0.12, flip[turned], width[turned], height[turned], degrees[turned])
 
 
-def test_a_turn_is_pillows_turn() -> None:
+def test_a_rotation_is_the_same_as_pillows() -> None:
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize(
         (SIDE, SIDE), Image.Resampling.BICUBIC
@@ -124,7 +124,7 @@ def test_a_turn_is_pillows_turn() -> None:
     assert difference.max() < 1.5, "Pillow rounds to whole levels"
 
 
-def _fetched(data: np.ndarray, matrix: np.ndarray, shift: np.ndarray, padding: str) -> np.ndarray:
+def _sample_by_brute_force(data: np.ndarray, matrix: np.ndarray, shift: np.ndarray, padding: str) -> np.ndarray:
     """Brute force in float64: bilinear, pixel centres at half-integers."""
     height, width = data.shape
     out = np.zeros_like(data)
@@ -161,7 +161,7 @@ def test_warping_equals_brute_force(padding: str, shape: tuple[int, int]) -> Non
     for sample in range(3):
         for got, data in zip(moved, (images, masks), strict=True):
             for channel in range(data.shape[1]):
-                wanted = _fetched(data[sample, channel], matrix[sample], shift[sample], padding)
+                wanted = _sample_by_brute_force(data[sample, channel], matrix[sample], shift[sample], padding)
                 np.testing.assert_allclose(got[sample, channel].numpy(), wanted, atol=2e-5)
 
 
@@ -199,7 +199,7 @@ def test_image_and_foreground_mask_stay_together_up_to_the_edge(kind: str) -> No
     assert masks.max() <= 1
 
 
-def test_a_binary_mask_takes_the_pixel_nearest_to_where_the_image_was_fetched() -> None:
+def test_a_binary_mask_takes_the_pixel_nearest_to_where_the_image_was_sampled() -> None:
     count, side = 200, 64
     numbers = torch.arange(side * side, dtype=torch.float32).view(1, 1, side, side).expand(count, -1, -1, -1)
     moved, found = augment(ramp(count, side), numbers, torch.arange(count), 0, 0, "edn")

@@ -1,4 +1,4 @@
-"""Every kind of fault is found, named and counted; a sound set is fine."""
+"""Every kind of fault is found, named and counted; a set without faults is fine."""
 
 import json
 import shutil
@@ -21,14 +21,14 @@ NAMES = [f"n{i:02}" for i in range(6)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A sound set of six."""
+    """A set of six without faults."""
     for i, name in enumerate(NAMES):
         samples.save(photograph(i), tmp_path / "set" / "images" / f"{name}.png")
         samples.save(samples.mask(i, 120, 160), tmp_path / "set" / "masks" / f"{name}.png")
     return tmp_path / "set"
 
 
-def found(report: Report) -> dict[str, list[list[str]]]:
+def files_by_kind(report: Report) -> dict[str, list[list[str]]]:
     """File names by kind."""
     return {
         kind: [[Path(file).name for file in finding.files] for finding in findings]
@@ -41,7 +41,7 @@ def detail(report: Report) -> str:
     return report.findings[0].detail
 
 
-def test_a_sound_set_is_fine(root: Path):
+def test_a_set_without_faults_is_fine(root: Path):
     report = check(root, workers=1)
     assert report.fine
     assert report.findings == []
@@ -51,14 +51,14 @@ def test_missing_partners(root: Path):
     (root / "masks" / "n01.png").unlink()
     (root / "images" / "n02.png").unlink()
     report = check(root, workers=1)
-    assert found(report) == {"no-mask": [["n01.png"]], "no-image": [["n02.png"]]}
+    assert files_by_kind(report) == {"no-mask": [["n01.png"]], "no-image": [["n02.png"]]}
     assert not report.fine
 
 
 def test_the_number_of_images_of_a_published_set(root: Path):
     root.rename(root.with_name("ECSSD"))
     report = check(root.with_name("ECSSD"), workers=1)
-    assert list(found(report)) == ["count"]
+    assert list(files_by_kind(report)) == ["count"]
     assert detail(report) == "6 images; expected 1,000"
     assert report.as_dict()["home"].startswith("https://www.cse.cuhk.edu.hk")
 
@@ -67,9 +67,9 @@ def test_names_on_the_sets_list_without_an_image(tmp_path: Path):
     path = published.write_set("PASCAL VOC 2012 augmented", tmp_path, NAMES)
     (path / "ImageSets" / "Segmentation" / "trainaug.txt").write_text("\n".join([*NAMES, "gone"]))
     report = check(path, workers=1)
-    assert found(report)["absent"] == [["gone"]]
+    assert files_by_kind(report)["absent"] == [["gone"]]
     assert report.classes == 21
-    assert set(found(report)) == {"absent", "count"}
+    assert set(files_by_kind(report)) == {"absent", "count"}
 
 
 def test_unreadable_files(root: Path):
@@ -77,7 +77,7 @@ def test_unreadable_files(root: Path):
     (root / "masks" / "n02.png").write_bytes(b"no image")
     samples.save(photograph(1), root / "masks" / "n03.png")
     report = check(root, workers=1)
-    assert found(report) == {"unreadable": [["n01.png"], ["n02.png"], ["n03.png"]]}
+    assert files_by_kind(report) == {"unreadable": [["n01.png"], ["n02.png"], ["n03.png"]]}
     details = [finding.detail for finding in report.findings]
     assert "not an image" in details[1]
     assert "a colour image" in details[2]
@@ -86,7 +86,7 @@ def test_unreadable_files(root: Path):
 def test_masks_of_another_size(root: Path):
     samples.save(samples.mask(0, 160, 120), root / "masks" / "n00.png")
     report = check(root, workers=1)
-    assert list(found(report)) == ["size"]
+    assert list(files_by_kind(report)) == ["size"]
     assert detail(report) == "120 x 160 pixels; expected 160 x 120"
 
 
@@ -97,7 +97,7 @@ def test_masks_of_another_size(root: Path):
 def test_masks_of_one_value(root: Path, value: int, kind: str, words: str):
     samples.save(np.full((120, 160), value, np.uint8), root / "masks" / "n04.png")
     report = check(root, workers=1)
-    assert found(report) == {kind: [["n04.png"]]}
+    assert files_by_kind(report) == {kind: [["n04.png"]]}
     assert words in detail(report)
     assert not report.fine
 
@@ -105,16 +105,16 @@ def test_masks_of_one_value(root: Path, value: int, kind: str, words: str):
 def test_a_label_map_among_foreground_masks_is_empty_and_grey(root: Path):
     samples.save(published.labels(0, 5, 7, 120, 160), root / "masks" / "n04.png")
     report = check(root, workers=1)
-    assert set(found(report)) == {"empty-mask", "grey-mask"}
+    assert set(files_by_kind(report)) == {"empty-mask", "grey-mask"}
     assert "highest value is 7" in report.findings[0].detail
 
 
-def test_grey_masks_are_worth_knowing_and_no_fault(root: Path):
+def test_grey_masks_are_a_note_and_not_a_fault(root: Path):
     mask = samples.mask(0, 120, 160)
     mask[:3, :5] = 90
     samples.save(mask, root / "masks" / "n00.png")
     report = check(root, workers=1)
-    assert found(report) == {"grey-mask": [["n00.png"]]}
+    assert files_by_kind(report) == {"grey-mask": [["n00.png"]]}
     assert detail(report) == "15 of 19,200 pixels"
     assert report.fine
 
@@ -122,37 +122,37 @@ def test_grey_masks_are_worth_knowing_and_no_fault(root: Path):
 def test_images_without_an_object_belong_to_some_sets(tmp_path: Path):
     path = published.write_set("COD10K train", tmp_path, NAMES)
     samples.save(np.zeros((30, 40), np.uint8), path / "GT_Object" / "n04.png")
-    assert set(found(check(path, workers=1))) == {"count"}
+    assert set(files_by_kind(check(path, workers=1))) == {"count"}
 
 
 def test_labels(tmp_path: Path):
     path = published.write_set("CamVid train", tmp_path, NAMES)
     annotations = path.with_name("trainannot")
-    assert set(found(check(path, workers=1))) == {"count"}
+    assert set(files_by_kind(check(path, workers=1))) == {"count"}
     bad = published.labels(0, 11, 11)
     bad[4, :7] = 200
     samples.save(bad, annotations / "n00.png")
     samples.save(np.full((30, 40), 11, np.uint8), annotations / "n01.png")
     report = check(path, workers=1)
-    assert found(report) == {
+    assert files_by_kind(report) == {
         "count": [["train"]],
         "labels": [["n00.png"]],
         "empty-mask": [["n01.png"]],
     }
     assert report.findings[1].detail == "labels 200 (7 pixels); expected 0 to 10, or 11 for void pixels"
-    assert set(found(check(path, classes=201, ignore_index=11, workers=1))) == {"count", "empty-mask"}
-    assert len(found(check(path, classes=5, ignore_index=255, workers=1))["labels"]) == 6
+    assert set(files_by_kind(check(path, classes=201, ignore_index=11, workers=1))) == {"count", "empty-mask"}
+    assert len(files_by_kind(check(path, classes=5, ignore_index=255, workers=1))["labels"]) == 6
 
 
 def test_copies_inside_a_set(root: Path):
     samples.save(photograph(0), root / "images" / "n01.png")
-    assert found(check(root, workers=1)) == {"duplicate": [["n00.png", "n01.png"]]}
+    assert files_by_kind(check(root, workers=1)) == {"duplicate": [["n00.png", "n01.png"]]}
     assert detail(check(root, workers=1)) == "their masks differ"
     samples.save(samples.mask(0, 120, 160), root / "masks" / "n01.png")
     assert detail(check(root, workers=1)) == ""
     COPIES["encoding"](Image.fromarray(photograph(5))).save(root / "images" / "n02.png")
     report = check(root, workers=1)
-    assert found(report) == {"duplicate": [["n00.png", "n01.png"]], "near-duplicate": [["n02.png", "n05.png"]]}
+    assert files_by_kind(report) == {"duplicate": [["n00.png", "n01.png"]], "near-duplicate": [["n02.png", "n05.png"]]}
     assert report.findings[1].detail.startswith("correlation 0.99") or report.findings[1].detail == "correlation 1.000"
 
 
@@ -163,7 +163,7 @@ def test_copies_in_another_set(root: Path, tmp_path: Path):
     small = Image.fromarray(photograph(4)).resize((80, 60))
     samples.save(np.asarray(small), other / "c.jpg")
     report = check(root, against=[other], workers=1)
-    assert found(report) == {"shared": [["n03.png", "b.png"]], "near-shared": [["n04.png", "c.jpg"]]}
+    assert files_by_kind(report) == {"shared": [["n03.png", "b.png"]], "near-shared": [["n04.png", "c.jpg"]]}
     assert not report.fine
     assert check(root, against=[samples.zipped(tmp_path / "x.zip", ["a"])], workers=1).fine
 
@@ -174,16 +174,16 @@ def test_zips_and_processes(tmp_path: Path):
     more = samples.zipped(tmp_path / "y.zip", ["again"], first=7)
     calls: list[tuple[int, int]] = []
     report = check([path, more], against=[more], workers=2, progress=lambda _, *step: calls.append(step))
-    assert found(report) == {
+    assert files_by_kind(report) == {
         "duplicate": [["007.png", "again.png"]],
         "shared": [["007.png", "again.png"], ["again.png", "again.png"]],
     }
     assert calls[-1] == (42, 42)
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
-    assert found(check([path, more], against=[more], workers=1)) == found(report)
+    assert files_by_kind(check([path, more], against=[more], workers=1)) == files_by_kind(report)
 
 
-def test_a_set_without_masks_and_a_set_of_nothing(tmp_path: Path):
+def test_a_set_without_masks_and_an_empty_set(tmp_path: Path):
     images, _ = samples.folders(tmp_path / "set", ["a", "b"])
     assert check(images, workers=1).fine
     (tmp_path / "empty").mkdir()
@@ -216,7 +216,7 @@ def test_a_published_set_without_its_masks(name: str, masks: str, wanted: str, t
 def test_unreadable_images_of_the_other_set_are_named(root: Path, tmp_path: Path):
     images, _ = samples.folders(tmp_path / "other", ["a", "b"])
     (images / "a.png").write_bytes(b"xx")
-    assert found(check(root, against=[images], workers=1)) == {"unreadable": [["a.png"]]}
+    assert files_by_kind(check(root, against=[images], workers=1)) == {"unreadable": [["a.png"]]}
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
@@ -224,7 +224,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_says_so_with_its_exit_code_and_writes_everything(root: Path, tmp_path: Path):
+def test_the_command_exits_with_1_on_faults_and_writes_everything(root: Path, tmp_path: Path):
     code, text = run(root)
     assert code == 0
     assert "6 images, 6 masks" in text
@@ -251,5 +251,5 @@ def test_the_command_says_that_there_were_no_masks(tmp_path: Path):
     assert "no masks were given" not in run(images, masks)[1]
 
 
-def test_kinds_have_a_text_each():
+def test_every_kind_has_a_text():
     assert set(NOTES) < set(KINDS)

@@ -1,4 +1,4 @@
-"""Copies are found by looks; the reference computes hash and distance the plain way."""
+"""Copies are found by their looks; the reference computes hash and distance in the simplest way."""
 
 import io
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_hash_and_distance_are_the_cosine_transforms():
     np.testing.assert_array_equal(look.thumbnail, np.asarray(grey))
 
 
-def test_pairs_are_those_of_comparing_each_with_each():
+def test_pairs_are_the_same_as_when_every_two_images_are_compared():
     rng = np.random.default_rng(0)
     base = rng.integers(0, 2, 63).astype(bool)
     thumbnail = rng.integers(0, 256, (32, 32)).astype(np.uint8)
@@ -81,7 +81,7 @@ def test_pairs_are_those_of_comparing_each_with_each():
     assert sorted((i, j) for i, j, _ in near_copies(looks[:30], looks[30:])) == between
 
 
-def test_equal_pixels_are_groups_and_no_near_copies():
+def test_images_of_equal_pixels_are_groups_and_not_near_copies():
     looks = [look_at(image) for image in (photograph(1), photograph(2), photograph(1), photograph(1))]
     assert same_pixels(looks) == [[0, 2, 3]]
     assert list(near_copies(looks)) == []

@@ -1,4 +1,4 @@
-"""Images without information keep spectrum, patches or a real surface, and nothing that could be found."""
+"""Images without information keep their spectrum, their patches or a real surface, but no object."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def images():
 
 def test_scrambled_phases_keep_the_spectrum(images):
     faint = 0.45 + 0.1 * images  # nothing is cut off
-    scrambled = made.with_phases_scrambled(faint, uniform(0, 0, torch.arange(4), 1, 32 * 48))
+    scrambled = made.scramble_phases(faint, uniform(0, 0, torch.arange(4), 1, 32 * 48))
     before, after = (torch.fft.rfft2(x).abs() for x in (faint, scrambled))
     # frequencies that are their own mirror image have a sign and no phase
     torch.testing.assert_close(after, before, atol=2e-3, rtol=1e-3)
@@ -24,9 +24,9 @@ def test_scrambled_phases_keep_the_spectrum(images):
     assert abs(correlation) < 0.2
 
 
-def test_scrambled_phases_keep_how_the_channels_go_together(images):
+def test_scrambled_phases_keep_the_phases_between_channels(images):
     faint = 0.45 + 0.1 * images
-    scrambled = made.with_phases_scrambled(faint, uniform(0, 0, torch.arange(4), 1, 32 * 48))
+    scrambled = made.scramble_phases(faint, uniform(0, 0, torch.arange(4), 1, 32 * 48))
     for one, other in ((0, 1), (1, 2)):
         before, after = (torch.fft.rfft2(x[:, one]) * torch.fft.rfft2(x[:, other]).conj() for x in (faint, scrambled))
         torch.testing.assert_close(after, before, atol=2e-2, rtol=1e-3)
@@ -34,13 +34,13 @@ def test_scrambled_phases_keep_how_the_channels_go_together(images):
 
 def test_scrambled_images_stay_in_range(images):
     stark = images.round()
-    scrambled = made.with_phases_scrambled(stark, uniform(0, 0, torch.arange(4), 1, 32 * 48))
+    scrambled = made.scramble_phases(stark, uniform(0, 0, torch.arange(4), 1, 32 * 48))
     assert scrambled.min() == 0
     assert scrambled.max() == 1
 
 
 def test_shuffled_patches_are_the_same_patches(images):
-    shuffled = made.with_patches_shuffled(images, uniform(0, 0, torch.arange(4), 1, 64))
+    shuffled = made.shuffle_patches(images, uniform(0, 0, torch.arange(4), 1, 64))
 
     def patches(x):
         found = x.unfold(2, 4, 4).unfold(3, 6, 6).permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
@@ -50,9 +50,9 @@ def test_shuffled_patches_are_the_same_patches(images):
     assert not torch.equal(shuffled, images)
 
 
-def test_sides_that_are_no_multiple_of_the_patches(images):
+def test_sides_may_be_any_number_of_pixels(images):
     odd = images[:, :, :29, :35]
-    assert made.with_patches_shuffled(odd, uniform(0, 0, torch.arange(4), 1, 64)).shape == odd.shape
+    assert made.shuffle_patches(odd, uniform(0, 0, torch.arange(4), 1, 64)).shape == odd.shape
 
 
 def test_background_crops_hold_no_foreground():
@@ -109,7 +109,7 @@ def test_a_background_crop_is_the_largest_free_square_enlarged(foreground):
 
 
 @pytest.mark.parametrize(("x", "y"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.25), (0.25, 0.5)])
-def test_a_crop_shows_the_place_and_the_extent_that_were_drawn(x, y):
+def test_a_crop_has_the_position_and_the_side_that_were_drawn(x, y):
     height, width, size = 40, 56, 0.6
     across, down = (torch.arange(n, dtype=torch.float64).add(0.5) / n for n in (width, height))
     image = torch.stack([across.expand(height, width), down[:, None].expand(height, width), torch.ones(height, width)])
@@ -161,9 +161,9 @@ def many():
     return image.expand(600, -1, -1, -1)
 
 
-def test_each_way_is_taken_by_a_third_also_of_the_few_that_are_chosen(many):
+def test_each_way_gets_a_third_also_of_few_chosen_samples(many):
     ids = torch.arange(6000)
-    taken = ids[made.chosen(ids, epoch=3, seed=1, share=0.1)][:500]
+    taken = ids[made.choose_samples(ids, epoch=3, seed=1, share=0.1)][:500]
     results = made.without_information(many[:500], torch.zeros(500, 1, 16, 16), taken, epoch=3, seed=1)
     found = ways(results, many[0])
     for way in ("scrambled", "shuffled", "cropped"):
@@ -217,20 +217,20 @@ def test_a_free_square_is_nearly_always_found_where_half_of_the_image_is_free(ma
 
 def test_which_samples_are_chosen_changes_with_the_epoch_and_the_seed():
     ids = torch.arange(5000)
-    chosen = [made.chosen(ids, epoch, seed, 0.5).double() for epoch, seed in ((0, 0), (1, 0), (0, 1))]
+    chosen = [made.choose_samples(ids, epoch, seed, 0.5).double() for epoch, seed in ((0, 0), (1, 0), (0, 1))]
     np.testing.assert_allclose(np.corrcoef(torch.stack(chosen)), np.eye(3), atol=0.06)
 
 
 def test_all_samples_or_none_can_be_chosen(monkeypatch):
     ids = torch.arange(-1, 50)
-    assert made.chosen(ids, 0, 0, 1.0).tolist() == [False] + [True] * 50
+    assert made.choose_samples(ids, 0, 0, 1.0).tolist() == [False] + [True] * 50
     monkeypatch.setattr(made, "uniform", lambda *_: torch.zeros(51, 2))  # the least that can be drawn
-    assert not made.chosen(ids, 0, 0, 0.0).any()
+    assert not made.choose_samples(ids, 0, 0, 0.0).any()
 
 
 def test_a_share_is_chosen_and_padding_never():
     ids = torch.arange(-1, 20000)
-    found = made.chosen(ids, epoch=0, seed=0, share=0.1)
+    found = made.choose_samples(ids, epoch=0, seed=0, share=0.1)
     assert not found[0]
     assert float(found.float().mean()) == pytest.approx(0.1, abs=0.01)
-    assert not bool(made.chosen(ids, 0, 0, 0.0).any())
+    assert not bool(made.choose_samples(ids, 0, 0, 0.0).any())

@@ -1,4 +1,4 @@
-"""Published data sets open as they are distributed; whatever else lies on disk opens as before."""
+"""Published data sets open as they are distributed; any other folder opens as before."""
 
 import shutil
 import zipfile
@@ -37,7 +37,7 @@ def test_a_set_opens_as_it_is_distributed(name: str, tmp_path: Path):
         np.testing.assert_array_equal(source.mask(NAMES[1], layout.classes), wanted)
 
 
-def test_the_papers_counts_are_the_tables():
+def test_the_table_has_the_counts_of_the_paper():
     counts = {name: BY_NAME[name].counts[0] for name in published.SETS if BY_NAME[name].counts}
     paper = {
         "DUTS-TR": 10_553, "DUTS-TE": 5_019, "DUT-OMRON": 5_168, "PASCAL-S": 850, "SOD": 300, "ECSSD": 1_000,
@@ -74,7 +74,7 @@ def test_archives_that_unpack_into_a_folder_of_their_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["CamVid val", "CAMO test", "COD10K train"])
-def test_a_set_of_several_parts_asks_for_one(name: str, tmp_path: Path):
+def test_an_error_about_several_parts_asks_for_one(name: str, tmp_path: Path):
     published.write_set(name, tmp_path, NAMES)
     if name == "COD10K train":
         published.write_set("COD10K test", tmp_path, NAMES)
@@ -83,7 +83,7 @@ def test_a_set_of_several_parts_asks_for_one(name: str, tmp_path: Path):
         open_source(root)
 
 
-def test_two_folders_that_could_be_the_masks_ask_for_a_choice(tmp_path: Path):
+def test_an_error_about_two_folders_of_masks_asks_for_a_choice(tmp_path: Path):
     published.write_pairs(tmp_path / "img", tmp_path / "gt", NAMES)
     published.write_pairs(tmp_path / "img", tmp_path / "gt_", NAMES)
     with pytest.raises(InputError, match="the folders gt, gt_"):
@@ -133,7 +133,7 @@ def test_the_sets_own_list_keeps_its_count_however_it_is_named(tmp_path: Path, m
     assert layout.counts == (10_582,)
 
 
-def test_a_file_that_is_no_list_is_one_line(tmp_path: Path):
+def test_an_error_about_a_file_that_is_not_a_list_takes_one_line(tmp_path: Path):
     (tmp_path / "photo.dat").write_bytes(samples.encoded(samples.image(0, 200, 300), "jpeg"))
     with pytest.raises(InputError, match=r"photo\.dat line 1"):
         open_source(tmp_path / "photo.dat")
@@ -147,7 +147,7 @@ def test_camvids_folders_under_another_name_are_not_camvid(tmp_path: Path):
     assert not open_source(tmp_path / "mine" / "train").has_masks
 
 
-def test_folders_that_are_no_set(tmp_path: Path):
+def test_folders_that_are_not_a_set(tmp_path: Path):
     assert find_layout(tmp_path) is None
     assert find_layout(tmp_path / "nowhere") is None
     (tmp_path / "docs").mkdir()
@@ -172,7 +172,7 @@ def test_a_set_opens_from_the_zip_it_is_distributed_in(name: str, tmp_path: Path
         assert np.array_equal(zipped.mask(own), unpacked.mask(own))
 
 
-def test_images_and_masks_in_zips_of_their_own(tmp_path: Path):
+def test_images_and_masks_may_be_in_separate_zips(tmp_path: Path):
     folder = published.write_set("ECSSD", tmp_path, NAMES)
     for inner in folder.iterdir():
         shutil.make_archive(str(tmp_path / inner.name), "zip", folder, inner.name)
@@ -183,7 +183,7 @@ def test_images_and_masks_in_zips_of_their_own(tmp_path: Path):
     assert source.has_masks
 
 
-def test_a_zip_of_several_sets_asks_for_one(tmp_path: Path):
+def test_an_error_about_a_zip_of_several_sets_asks_for_one(tmp_path: Path):
     for name in ("SOD", "NC4K"):
         published.write_set(name, tmp_path / "sets", NAMES)
     archive = shutil.make_archive(str(tmp_path / "sets"), "zip", tmp_path / "sets")
@@ -204,7 +204,7 @@ def test_zips_are_known_by_their_names(tmp_path: Path):
     ("path", "name"),
     [("DUTS-TR", "DUTS-TR"), ("COD10K-v3/Train", "COD10K train"), ("CamVid/val", "CamVid val"), ("x/y", None)],
 )
-def test_a_missing_set_names_its_home(tmp_path: Path, path: str, name: str | None):
+def test_an_error_about_a_missing_set_says_where_to_get_it(tmp_path: Path, path: str, name: str | None):
     layout = identify(tmp_path / path)
     assert (layout.name if layout else None) == name
     with pytest.raises(InputError, match="does not exist") as error:

@@ -54,7 +54,7 @@ def test_samples_are_resized_as_pillow_does_it(tmp_path: Path, source: Source) -
         packed.images[0] = 0
 
 
-def test_the_cache_is_three_files_that_check_each_other(tmp_path: Path, source: Source) -> None:
+def test_the_cache_is_two_data_files_and_a_manifest_with_their_hashes(tmp_path: Path, source: Source) -> None:
     pack(source, NAMES, 16, tmp_path / "new" / "cache")
     assert left_over(tmp_path / "new") == ["cache"]
     assert left_over(tmp_path / "new" / "cache") == ["images.u8", "manifest.json", "masks.u8"]
@@ -82,7 +82,7 @@ def test_batches_from_a_device_are_the_same(tmp_path: Path, source: Source, monk
     packed = pack(source, NAMES, 16, tmp_path / "cache")
     expected = packed.batch([4, 1])
     assert not packed.resident("cpu")
-    copies = [packed_module._copied_to(data, torch.device("cpu")) for data in (packed.images, packed.masks)]
+    copies = [packed_module._copy_to(data, torch.device("cpu")) for data in (packed.images, packed.masks)]
     monkeypatch.setattr(packed, "_on_device", tuple(copies))
     for got, wanted in zip(packed.batch([4, 1]), expected, strict=True):
         assert torch.equal(got, wanted)
@@ -103,9 +103,9 @@ def test_a_cache_of_half_of_the_free_memory_is_moved_to_the_device_piece_by_piec
 ) -> None:
     packed = pack(source, NAMES, 16, tmp_path / "cache")
     expected = packed.batch([4, 1])
-    copy = packed_module._copied_to
+    copy = packed_module._copy_to
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 5 * 16 * 16 * 4, 1 << 40))
-    monkeypatch.setattr(packed_module, "_copied_to", lambda data, device: copy(data, torch.device("cpu")))
+    monkeypatch.setattr(packed_module, "_copy_to", lambda data, device: copy(data, torch.device("cpu")))
     for piece in (1, 2 * 16 * 16 * 3, 1 << 26):  # of one sample, of two, of all
         monkeypatch.setattr(packed_module, "_PIECE_BYTES", piece)
         assert packed.resident("cuda")
@@ -208,7 +208,7 @@ def _edit(tmp_path: Path, **changes: object) -> None:
         (lambda p: _edit(p, original_sizes=None), "incomplete"),
     ],
 )
-def test_a_stale_or_damaged_cache_is_rebuilt_and_the_reason_said(
+def test_a_stale_or_damaged_cache_is_rebuilt_and_the_reason_is_given(
     tmp_path: Path, source: Source, damage: object, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pack(source, NAMES, 16, tmp_path / "cache")
@@ -251,7 +251,7 @@ def test_another_void_label_is_another_cache_of_classes_but_not_of_foreground(tm
         assert pack(source, ["a"], 16, folder, classes, ignore_index=7).rebuilt == reason
 
 
-def test_opening_what_is_no_cache_is_an_error(tmp_path: Path) -> None:
+def test_opening_anything_but_a_cache_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="expected a cache"):
             open_packed(folder)
@@ -336,7 +336,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path, sou
         pack(source, NAMES, 8, tmp_path / "file")
 
 
-def test_processes_give_the_same_bytes_and_tell_how_far_they_are(tmp_path: Path) -> None:
+def test_processes_write_the_same_bytes_and_report_progress(tmp_path: Path) -> None:
     names = [f"{i:02d}" for i in range(40)]
     source = open_source(samples.zipped(tmp_path / "set.zip", names))
     told: list[tuple[int, int]] = []
@@ -384,7 +384,7 @@ if __name__ == "__main__":
 """
 
 
-def started(root: Path, workers: int, pause: float) -> subprocess.Popen[str]:
+def start_packing(root: Path, workers: int, pause: float) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PACK, str(root), str(workers), str(pause)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -453,7 +453,7 @@ def test_processes_that_race_all_get_the_same_whole_cache(tmp_path: Path, stale:
     source = open_source(*samples.folders(tmp_path / "set", names))
     if stale:
         pack(source, names, 8, tmp_path / "cache", workers=1)
-    racers = [started(tmp_path, workers=1, pause=0.2) for _ in range(4)]
+    racers = [start_packing(tmp_path, workers=1, pause=0.2) for _ in range(4)]
     outputs = [racer.communicate(timeout=60)[0] for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4
     packed = open_packed(tmp_path / "cache", verify=True)
@@ -464,7 +464,7 @@ def test_processes_that_race_all_get_the_same_whole_cache(tmp_path: Path, stale:
 def test_a_killed_process_leaves_nothing_that_the_next_does_not_clear_up(tmp_path: Path) -> None:
     names = [f"{i:02d}" for i in range(64)]
     source = open_source(*samples.folders(tmp_path / "set", names))
-    killed = started(tmp_path, workers=2, pause=60.0)
+    killed = start_packing(tmp_path, workers=2, pause=60.0)
     assert killed.stdout is not None
     workers = [int(pid) for pid in killed.stdout.readline().split()]
     assert len(workers) == 2
@@ -486,7 +486,7 @@ def test_a_killed_process_leaves_nothing_that_the_next_does_not_clear_up(tmp_pat
 def test_a_build_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     names = [f"{i:02d}" for i in range(48)]
     source = open_source(*samples.folders(tmp_path / "set", names))
-    slow = started(tmp_path, workers=1, pause=1.0)
+    slow = start_packing(tmp_path, workers=1, pause=1.0)
     assert slow.stdout is not None
     slow.stdout.readline()
     packed = pack(source, names, 16, tmp_path / "cache", workers=1)

@@ -1,4 +1,4 @@
-"""Augmentation of the published networks: their limits, Pillow's enhancements, and sizes drawn by the batch."""
+"""Augmentation of the published networks: their limits, Pillow's enhancements, and sizes drawn per batch."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_colours_are_drawn_anew_for_every_sample_epoch_and_seed_and_apart_from_t
 
 @pytest.mark.parametrize("side", [36, 16])
 @pytest.mark.parametrize("kind", ["none", "icon", "edn"])
-def test_resized_images_and_masks_are_fetched_from_the_same_places(side: int, kind: str) -> None:
+def test_resized_images_and_masks_are_sampled_at_the_same_points(side: int, kind: str) -> None:
     """Brute force in float64: pixel centres at half-integers, clamped at the edges."""
     before = 26
     images = torch.rand(2, 3, before, before, generator=torch.Generator().manual_seed(0))
@@ -243,7 +243,7 @@ def test_sizes_depend_on_seed_and_epoch_and_step_apart_from_each_other_and_from_
     assert_uncorrelated(0.2, larger(5, 2), larger(6, 2), larger(5, 3), larger(6, 2, first=-1), flip)
 
 
-def test_sizes_are_drawn_by_the_batch_and_evenly() -> None:
+def test_sizes_are_drawn_evenly_per_batch() -> None:
     images, masks, sizes = torch.rand(2, 3, 48, 48), torch.rand(2, 1, 48, 48), (32, 48, 64)
     drawn = [at_random_size(images, masks, sizes, step, 5, 2) for step in range(300)]
     sides = [x.shape[-1] for x, _ in drawn]

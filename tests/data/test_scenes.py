@@ -20,13 +20,13 @@ def ece(scenes: Scenes, bins: int = 10) -> float:
     return float(sum(abs((p - y)[bin_of == b].sum()) for b in range(bins)) / p.size)
 
 
-def test_drawn_labels_are_calibrated_to_the_probability_the_better_the_more_there_are(many: Scenes) -> None:
+def test_drawn_labels_match_the_probability_better_the_more_there_are(many: Scenes) -> None:
     errors = [np.mean([ece(_part(many, i, i + n)) for i in range(0, 1200 - n + 1, n)]) for n in (20, 150, 1200)]
     assert errors[2] < 0.005
     assert errors[0] > 2 * errors[1] > 3 * errors[2]
 
 
-def test_the_share_of_foreground_is_the_mean_probability_in_every_band(many: Scenes) -> None:
+def test_the_share_of_foreground_is_the_mean_probability_in_every_bin(many: Scenes) -> None:
     y = many.masks > 0
     for low, high in [(0.02, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 0.98)]:
         band = (many.probability > low) & (many.probability < high)

@@ -24,7 +24,7 @@ def assert_has_all(source: Source, names: list[str]) -> None:
         np.testing.assert_array_equal(source.mask(name), samples.mask(i))
 
 
-def test_folder_names_are_data(tmp_path: Path) -> None:
+def test_names_may_hold_any_character(tmp_path: Path) -> None:
     root = tmp_path / "a 'quoted' \"földer\" %s {x}"
     images, masks = samples.folders(root, NAMES)
     source = open_source(str(images), str(masks))
@@ -45,7 +45,7 @@ def test_images_alone_are_a_source_without_masks(tmp_path: Path) -> None:
         source.mask("a")
 
 
-def test_hidden_files_other_suffixes_and_subfolders_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_other_suffixes_and_subfolders_are_ignored(tmp_path: Path) -> None:
     images, masks = samples.folders(tmp_path, ["a"])
     (images / "._a.png").write_bytes(b"finder")
     (images / "Thumbs.db").write_bytes(b"explorer")
@@ -62,7 +62,7 @@ def test_one_image_is_a_source(tmp_path: Path) -> None:
         open_source(tmp_path / "photo.PNG", tmp_path)
 
 
-def test_images_one_level_down_are_pointed_at(tmp_path: Path) -> None:
+def test_an_error_about_missing_images_names_the_subfolders(tmp_path: Path) -> None:
     for city in ("Aachen", "Bonn", "Celle", "Dachau"):
         samples.save(samples.image(0), tmp_path / "images" / city / "x.png")
     with pytest.raises(InputError, match=r"no image files, but subfolders \(Aachen, Bonn, Celle, \.\.\.\);"):
@@ -126,7 +126,7 @@ def test_a_zip_without_masks_is_a_source_without_masks(tmp_path: Path) -> None:
     assert not source.has_masks
 
 
-def test_zip_members_outside_images_and_masks_are_passed_over(tmp_path: Path) -> None:
+def test_zip_members_outside_images_and_masks_are_ignored(tmp_path: Path) -> None:
     path = samples.zipped(tmp_path / "x.zip", ["a"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("../images/evil.png", b"")

@@ -20,7 +20,7 @@ def test_a_list_decides_in_any_order_and_with_suffixes(tmp_path: Path) -> None:
     assert train == ["c", "e"]
 
 
-def test_a_listed_name_that_ends_like_a_file_is_taken_as_it_is_where_there_is_one(tmp_path: Path) -> None:
+def test_a_listed_name_with_a_suffix_is_first_looked_up_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "val.txt"
     path.write_text("a.png\nb.png\n")
     assert split(["a", "a.png", "b", "c"], path) == (["a", "c"], ["a.png", "b"])
@@ -94,7 +94,7 @@ def test_a_ratio_leaves_out_the_name_whose_hash_it_is() -> None:
     assert "image_3" in split(NAMES, ratio + 2**-48)[1]
 
 
-def test_a_ratio_is_met_about_and_a_count_exactly() -> None:
+def test_a_ratio_is_met_roughly_and_a_count_exactly() -> None:
     assert abs(len(split(NAMES, 0.2)[1]) - 400) < 80
     assert len(split(NAMES, 123)[1]) == 123
     assert split(NAMES, 100, seed=1)[1] != split(NAMES, 100, seed=2)[1]
@@ -102,7 +102,7 @@ def test_a_ratio_is_met_about_and_a_count_exactly() -> None:
     assert split(NAMES[::-1], 100) == split(NAMES, 100)
 
 
-def test_no_validation_is_possible_and_empty_sides_are_not() -> None:
+def test_the_validation_part_may_be_empty_on_request_and_the_training_part_may_not() -> None:
     assert split(NAMES, 0) == (sorted(NAMES), [])
     assert split(NAMES, 0.0)[1] == []
     for bad in (1.0, -0.1, len(NAMES), -1, float("nan")):

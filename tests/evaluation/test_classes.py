@@ -1,4 +1,4 @@
-"""K classes from end to end: every method, training, maps, figures class by class, calibrators, void pixels."""
+"""K classes from end to end: every method, training, maps, figures per class, calibrators, void pixels."""
 
 import json
 import warnings
@@ -102,7 +102,7 @@ def test_every_method_trains_on_k_classes(name):
         assert float(method.alpha.max()) > 0 or name == "aslp-cl"
 
 
-def test_what_k_classes_lack_is_said(camvid):
+def test_what_k_classes_do_not_support_is_an_error(camvid):
     with pytest.raises(InputError, match=r"technique: found 'dm' with 11 classes; expected 'm'"):
         load_config("camvid", ["method.technique=dm"])
     with pytest.raises(InputError, match="scenes for 3 classes; expected images"):
@@ -113,7 +113,7 @@ def test_what_k_classes_lack_is_said(camvid):
 
 
 def brute_force(maps, masks, bins=10):
-    """NLL, top-label ECE, ECE of every class, IoU of every class, pixel by pixel in float64."""
+    """Return NLL, top-label ECE, ECE per class and IoU per class, computed pixel by pixel in float64."""
     p = np.concatenate([np.load(path).reshape(K, -1) for path in sorted(maps.glob("*.npy"))], axis=1).astype(float)
     y = np.concatenate([np.asarray(Image.open(path)).ravel() for path in sorted(masks.iterdir())])
     p, y = p[:, y != VOID], y[y != VOID]
@@ -156,7 +156,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
 
     k_classes = ("--classes", K, "--ignore-index", VOID)
 
-    def evaluated(maps):
+    def evaluate_maps(maps):
         options = ("--json", tmp_path / "e.json", "--figures", tmp_path / "figures", "--csv", tmp_path / "e.csv")
         code, text, error = run("evaluate", maps, masks, *k_classes, *options)
         assert (code, error) == (0, "")
@@ -173,7 +173,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
         assert Image.open(tmp_path / "figures" / "reliability-classes.png").width > 600
         return record["calibration"]
 
-    before = evaluated(tmp_path / "maps")
+    before = evaluate_maps(tmp_path / "maps")
     for method in ("temperature", "vector"):
         calibrator, out = tmp_path / f"{method}.json", tmp_path / method
         code, text, error = run("calibrate", "fit", method, folder, "--out", calibrator)
@@ -181,7 +181,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
         assert "fitted on 6 images" in text
         assert load(calibrator).num_classes == K
         assert run("calibrate", "apply", calibrator, tmp_path / "maps", "--out", out)[0] == 0
-        after = evaluated(out)
+        after = evaluate_maps(out)
         assert after["nll"] < before["nll"]
         if method == "temperature":
             assert after["accuracy"] == before["accuracy"]
@@ -195,7 +195,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
     torch.testing.assert_close(again.bias, found.bias, atol=1e-3, rtol=1e-3)
 
 
-def test_calibrated_maps_are_the_same_in_bands(camvid, tmp_path, monkeypatch):
+def test_calibrated_maps_are_the_same_in_chunks(camvid, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     (tmp_path / "maps").mkdir()
     for i in range(2):
@@ -206,15 +206,15 @@ def test_calibrated_maps_are_the_same_in_bands(camvid, tmp_path, monkeypatch):
         Image.open(camvid / "testannot" / f"test.{name}.png").save(tmp_path / "masks" / f"test.{name}.png")
     shared = (tmp_path / "maps", tmp_path / "masks", "--classes", K, "--ignore-index", VOID)
     files = []
-    for band in (1 << 20, 130):
-        monkeypatch.setattr("densecal.io.row_chunks.CHUNK", band)
-        assert run("calibrate", "fit", "vector", *shared, "--out", tmp_path / f"{band}.json")[0] == 0
-        out = tmp_path / f"out-{band}"
-        assert run("calibrate", "apply", tmp_path / f"{band}.json", tmp_path / "maps", "--out", out)[0] == 0
+    for chunk in (1 << 20, 130):
+        monkeypatch.setattr("densecal.io.row_chunks.CHUNK", chunk)
+        assert run("calibrate", "fit", "vector", *shared, "--out", tmp_path / f"{chunk}.json")[0] == 0
+        out = tmp_path / f"out-{chunk}"
+        assert run("calibrate", "apply", tmp_path / f"{chunk}.json", tmp_path / "maps", "--out", out)[0] == 0
         files.append([np.load(out / f"test.{i}.npy") for i in range(2)])
-    for whole, banded in zip(*files, strict=True):
-        assert whole.dtype == banded.dtype
-        np.testing.assert_allclose(banded, whole, atol=1e-6)
+    for whole, chunked in zip(*files, strict=True):
+        assert whole.dtype == chunked.dtype
+        np.testing.assert_allclose(chunked, whole, atol=1e-6)
 
 
 # ------------------------------------------------------------------ models on data sets

@@ -1,4 +1,4 @@
-"""`densecal evaluate` as a user meets it: good folders, bad files, odd names, several methods, several processes."""
+"""`densecal evaluate` as a user sees it: good folders, bad files, odd names, several methods, several processes."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ SIZE = (30, 40)
 
 
 def make_pair(seed, size=SIZE):
-    """A smooth random map with honest labels, and its mask."""
+    """Return a smooth random map, and a mask that is drawn from it."""
     rng = np.random.default_rng(seed)
     z = gaussian_filter(rng.normal(size=size), 4) * 30 - 1
     p = 1 / (1 + np.exp(-z))
@@ -45,7 +45,7 @@ def folders(tmp_path):
     return maps, masks
 
 
-def evaluated(tmp_path, *arguments):
+def evaluate_json(tmp_path, *arguments):
     code, _, err = run("evaluate", *arguments, "--json", tmp_path / "out.json")
     assert code == 0, err
     return json.loads((tmp_path / "out.json").read_text())
@@ -54,8 +54,8 @@ def evaluated(tmp_path, *arguments):
 # ------------------------------------------------------------------ good input
 
 
-def test_json_has_the_contract_and_agrees_with_the_meter(folders, tmp_path):
-    record = evaluated(tmp_path, *folders, "--name", "mine", "--dataset", "here")
+def test_json_has_the_documented_keys_and_agrees_with_the_meter(folders, tmp_path):
+    record = evaluate_json(tmp_path, *folders, "--name", "mine", "--dataset", "here")
     assert record["name"] == "mine"
     assert record["dataset"] == "here"
     assert record["images"] == 6
@@ -95,8 +95,8 @@ def test_every_format_gives_the_same_figures(folders, tmp_path, suffix):
             Image.fromarray((levels / 255).astype(np.float32)).save(target)
         else:
             Image.fromarray(levels.astype(np.uint16) * 257).save(target)
-    a = evaluated(tmp_path, *folders)
-    b = evaluated(tmp_path, other, folders[1])
+    a = evaluate_json(tmp_path, *folders)
+    b = evaluate_json(tmp_path, other, folders[1])
     names = ["brier", "nll", "accuracy", "mean_confidence"]
     if suffix in ("png", "tif", "webp"):
         names += [
@@ -122,12 +122,12 @@ def test_jpeg_maps_are_read(folders, tmp_path):
     other.mkdir()
     for path in folders[0].iterdir():
         Image.open(path).save(other / f"{path.stem}.jpg", quality=95)
-    a, b = (evaluated(tmp_path, maps, folders[1]) for maps in (folders[0], other))
+    a, b = (evaluate_json(tmp_path, maps, folders[1]) for maps in (folders[0], other))
     assert b["calibration"]["accuracy"] == pytest.approx(a["calibration"]["accuracy"], abs=0.02)
 
 
 def test_fast_leaves_out_the_costly_figures(folders, tmp_path):
-    record = evaluated(tmp_path, *folders, "--metrics", "fast")
+    record = evaluate_json(tmp_path, *folders, "--metrics", "fast")
     assert record["segmentation"]["s_measure"] is None
     assert record["segmentation"]["f_weighted"] is None
     assert record["calibration"]["ece_boundary_5"] is None
@@ -135,7 +135,7 @@ def test_fast_leaves_out_the_costly_figures(folders, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["png", "npy"])
-def test_workers_change_nothing(tmp_path, kind):
+def test_figures_do_not_depend_on_the_number_of_workers(tmp_path, kind):
     maps, masks = tmp_path / "m", tmp_path / "y"
     maps.mkdir()
     masks.mkdir()
@@ -146,12 +146,12 @@ def test_workers_change_nothing(tmp_path, kind):
         else:
             np.save(maps / f"{i}.npy", p)
         Image.fromarray(y).save(masks / f"{i}.png")
-    one = evaluated(tmp_path, maps, masks, "--workers", "1")
-    two = evaluated(tmp_path, maps, masks, "--workers", "2")
+    one = evaluate_json(tmp_path, maps, masks, "--workers", "1")
+    two = evaluate_json(tmp_path, maps, masks, "--workers", "2")
     assert one == two
 
 
-def test_names_are_data(tmp_path):
+def test_names_may_hold_markup_and_any_character(tmp_path):
     maps, masks = tmp_path / "carte [bold]$x$", tmp_path / "masques é"
     maps.mkdir()
     masks.mkdir()
@@ -160,7 +160,7 @@ def test_names_are_data(tmp_path):
         Image.fromarray(to_levels(p)).save(maps / f"{stem}.png")
         Image.fromarray(y).save(masks / f"{stem}.png")
     (masks / 'it\'s "quoted".png').write_bytes(b"broken")
-    record = evaluated(
+    record = evaluate_json(
         tmp_path,
         maps,
         masks,
@@ -229,7 +229,7 @@ def test_k_classes(tmp_path):
         image.save(masks / f"{i}.png")
         everything.append(p)
         labels.append(y)
-    record = evaluated(tmp_path, maps, masks, "--classes", "4", "--ignore-index", "11")
+    record = evaluate_json(tmp_path, maps, masks, "--classes", "4", "--ignore-index", "11")
     expected = calibration_errors(np.stack(everything), np.stack(labels), num_classes=4, ignore_index=11)
     assert record["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew, rel=1e-9)
     assert record["calibration"]["ece_boundary_5"] == pytest.approx(expected.ece_boundary_5, rel=1e-9)
@@ -247,34 +247,34 @@ def test_void_pixels_of_binary_masks_are_left_out(folders, tmp_path):
         y = np.asarray(Image.open(path)).astype(np.uint8) * 255
         y[:5] = 128
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, maps, masks, "--ignore-index", "128")
+    record = evaluate_json(tmp_path, maps, masks, "--ignore-index", "128")
     assert record["pixels"] == 6 * (SIZE[0] - 5) * SIZE[1]
     assert record["warnings"] == []
 
 
 def test_zero_one_masks_may_have_a_void_value(folders, tmp_path):
-    a = evaluated(tmp_path, *folders)["calibration"]["accuracy"]
+    a = evaluate_json(tmp_path, *folders)["calibration"]["accuracy"]
     for path in folders[1].iterdir():
         y = np.asarray(Image.open(path)).astype(np.uint8)
         y[0, 0] = 255
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
+    record = evaluate_json(tmp_path, *folders, "--ignore-index", "255")
     assert record["pixels"] == 6 * (SIZE[0] * SIZE[1] - 1)
     assert record["calibration"]["accuracy"] == pytest.approx(a, abs=1e-3)
 
 
-def test_void_is_found_in_masks_that_have_none_beside_masks_that_have(folders, tmp_path):
+def test_only_some_masks_may_have_void_pixels(folders, tmp_path):
     for i, path in enumerate(sorted(folders[1].iterdir())):
         y = np.asarray(Image.open(path)).astype(np.uint8)
         if i == 0:
             y[:2] = 255
         Image.fromarray(y).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
+    record = evaluate_json(tmp_path, *folders, "--ignore-index", "255")
     assert record["pixels"] == 6 * SIZE[0] * SIZE[1] - 2 * SIZE[1]
 
 
 @pytest.mark.parametrize("void", [1, 128])
-def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, void):
+def test_void_means_the_same_in_integer_and_float_maps(folders, tmp_path, void):
     floats = tmp_path / "floats"
     floats.mkdir()
     for path in folders[0].iterdir():
@@ -284,12 +284,12 @@ def test_void_means_the_same_for_levels_and_floats(folders, tmp_path, void):
         if path.stem == "im 5":
             y[:] = void
         Image.fromarray(y).save(folders[1] / path.name)
-    a, b = (evaluated(tmp_path, maps, folders[1], "--ignore-index", void) for maps in (folders[0], floats))
+    a, b = (evaluate_json(tmp_path, maps, folders[1], "--ignore-index", void) for maps in (folders[0], floats))
     assert a["pixels"] == b["pixels"] == 5 * (SIZE[0] - 7) * SIZE[1]
     assert b["calibration"]["brier"] == pytest.approx(a["calibration"]["brier"], rel=1e-9)
 
 
-def test_nothing_but_void_is_said(folders):
+def test_masks_of_nothing_but_void_pixels_are_an_error(folders):
     for path in folders[1].iterdir():
         Image.fromarray(np.full(SIZE, 128, np.uint8)).save(path)
     code, _, err = run("evaluate", *folders, "--ignore-index", "128")
@@ -297,21 +297,21 @@ def test_nothing_but_void_is_said(folders):
     assert "nothing but void pixels" in err
 
 
-def test_foreground_taken_for_void_is_warned_of(folders, tmp_path):
+def test_there_is_a_warning_if_the_void_value_is_that_of_the_foreground(folders, tmp_path):
     for path in folders[1].iterdir():
         Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8) * 255).save(path)
-    record = evaluated(tmp_path, *folders, "--ignore-index", "255")
+    record = evaluate_json(tmp_path, *folders, "--ignore-index", "255")
     assert any("no mask holds foreground" in warning for warning in record["warnings"])
 
 
-def test_zero_one_masks_are_understood(folders, tmp_path):
-    a = evaluated(tmp_path, *folders)
+def test_masks_of_zero_and_one_give_the_same_figures(folders, tmp_path):
+    a = evaluate_json(tmp_path, *folders)
     for path in folders[1].iterdir():
         Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8)).save(path)
-    assert evaluated(tmp_path, *folders) == a
+    assert evaluate_json(tmp_path, *folders) == a
 
 
-# ------------------------------------------------------------------ maps that lie
+# ------------------------------------------------------------------ maps that look unlike probabilities
 
 
 def rewrite(folder, change):
@@ -328,55 +328,55 @@ def rewrite(folder, change):
         (lambda v: np.asarray(Image.fromarray(v.astype(np.uint8)).resize((60, 50))), "resized"),
     ],
 )
-def test_lying_maps_are_warned_of(folders, tmp_path, change, word):
-    assert evaluated(tmp_path, *folders)["warnings"] == []
+def test_there_is_a_warning_for_maps_that_look_wrong(folders, tmp_path, change, word):
+    assert evaluate_json(tmp_path, *folders)["warnings"] == []
     rewrite(folders[0], change)
-    warnings = evaluated(tmp_path, *folders)["warnings"]
+    warnings = evaluate_json(tmp_path, *folders)["warnings"]
     assert any(word in warning for warning in warnings), warnings
 
 
 @pytest.mark.parametrize(("spoiled", "warned"), [(3, False), (4, True)])
-def test_few_levels_are_warned_of_in_more_than_half_of_the_maps(folders, tmp_path, spoiled, warned):
+def test_there_is_a_warning_if_more_than_half_of_the_maps_have_few_levels(folders, tmp_path, spoiled, warned):
     for path in sorted(folders[0].iterdir())[:spoiled]:
         Image.fromarray(np.asarray(Image.open(path)) // 32 * 32).save(path)
-    assert bool(evaluated(tmp_path, *folders)["warnings"]) == warned
+    assert bool(evaluate_json(tmp_path, *folders)["warnings"]) == warned
 
 
 @pytest.mark.parametrize(("levels", "warned"), [(31, True), (32, False)])
 def test_fewer_than_32_levels_are_few(folders, tmp_path, levels, warned):
     rewrite(folders[0], lambda v: np.arange(v.size, dtype=np.uint8).reshape(v.shape) % np.uint8(levels) + np.uint8(60))
-    found = [warning for warning in evaluated(tmp_path, *folders)["warnings"] if "grey levels" in warning]
+    found = [warning for warning in evaluate_json(tmp_path, *folders)["warnings"] if "grey levels" in warning]
     assert bool(found) == warned
 
 
 @pytest.mark.parametrize(("spoiled", "warned"), [(4, False), (5, True)])
-def test_inverted_maps_are_warned_of_beyond_two_thirds_of_them(folders, tmp_path, spoiled, warned):
+def test_there_is_a_warning_if_more_than_two_thirds_of_the_maps_are_inverted(folders, tmp_path, spoiled, warned):
     for path in sorted(folders[0].iterdir())[:spoiled]:
         Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
-    assert bool(evaluated(tmp_path, *folders)["warnings"]) == warned
+    assert bool(evaluate_json(tmp_path, *folders)["warnings"]) == warned
 
 
 @pytest.mark.parametrize("case", [str.lower, str.upper])
 @pytest.mark.parametrize(
     "folder", ["masks", "mask", "gt", "gts", "labels", "ground_truth", "groundtruth", "annotations"]
 )
-def test_masks_in_a_folder_that_says_only_so_have_the_name_of_its_parent(folder, case):
+def test_masks_in_a_folder_with_a_generic_name_are_named_after_its_parent(folder, case):
     assert dataset_name(Path("data") / "DUTS-TE" / case(folder)) == "DUTS-TE"
     assert dataset_name(Path("data") / "masks" / "DUTS-TE") == "DUTS-TE"
     assert dataset_name(Path("data") / "DUTS-TE" / f"{folder}-old") == f"{folder}-old"
     assert dataset_name(Path("/") / folder) == folder
 
 
-def test_a_record_is_of_the_data_set_that_the_folder_names(folders, tmp_path):
+def test_the_data_set_is_named_after_the_folder_of_masks(folders, tmp_path):
     assert folders[1].name == "masks"
-    assert evaluated(tmp_path, *folders)["dataset"] == tmp_path.name
+    assert evaluate_json(tmp_path, *folders)["dataset"] == tmp_path.name
     other = folders[1].rename(tmp_path / "ECSSD")
-    assert evaluated(tmp_path, folders[0], other)["dataset"] == "ECSSD"
+    assert evaluate_json(tmp_path, folders[0], other)["dataset"] == "ECSSD"
 
 
-def test_grey_masks_are_warned_of(folders, tmp_path):
+def test_there_is_a_warning_for_grey_masks(folders, tmp_path):
     rewrite(folders[1], lambda v: (gaussian_filter(v * 255, 1)).astype(np.uint8))
-    assert any("other than 0 and 255" in w for w in evaluated(tmp_path, *folders)["warnings"])
+    assert any("other than 0 and 255" in w for w in evaluate_json(tmp_path, *folders)["warnings"])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
@@ -391,7 +391,7 @@ def test_level_128_is_foreground_for_calibration_and_background_for_pysodmetrics
         Image.fromarray(levels.astype(np.uint8)).save(folders[1] / f"im {i}.png")
         folders[0].joinpath(f"im {i}.png").unlink()
         np.save(folders[0] / f"im {i}.npy", p.astype(kind) if kind == np.float32 else to_levels(p, kind))
-    record = evaluated(tmp_path, *folders, *void)
+    record = evaluate_json(tmp_path, *folders, *void)
     for cut, section in ((127, "calibration"), (128, "segmentation")):
         for path in folders[1].iterdir():
             levels = np.asarray(Image.open(path))
@@ -399,7 +399,7 @@ def test_level_128_is_foreground_for_calibration_and_background_for_pysodmetrics
             binary[levels == 77] = 77 if void else 0
             (tmp_path / "cut").mkdir(exist_ok=True)
             Image.fromarray(binary.astype(np.uint8)).save(tmp_path / "cut" / path.name)
-        wanted = evaluated(tmp_path, folders[0], tmp_path / "cut", *void)
+        wanted = evaluate_json(tmp_path, folders[0], tmp_path / "cut", *void)
         assert record[section] == wanted[section], cut
 
 
@@ -416,7 +416,7 @@ def test_resizing_follows_the_specification(folders, tmp_path):
         torch.from_numpy(small / 255.0)[None, None], size=SIZE, mode="bilinear", align_corners=False
     )
     expected = calibration_errors(resized, torch.from_numpy(np.array(Image.open(folders[1] / "im 0.png")))[None, None])
-    assert evaluated(tmp_path, *folders)["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew)
+    assert evaluate_json(tmp_path, *folders)["calibration"]["ece_ew"] == pytest.approx(expected.ece_ew)
 
 
 # ------------------------------------------------------------------ bad input
@@ -467,7 +467,7 @@ BAD_MAPS = {
 
 
 @pytest.mark.parametrize("case", BAD_MAPS)
-def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, case):
+def test_an_error_about_a_bad_map_takes_one_line_and_nothing_is_written(folders, tmp_path, case):
     spoil, message = BAD_MAPS[case]
     spoil(folders[0] / "im 3.png")
     target = tmp_path / "out.json"
@@ -487,7 +487,7 @@ def test_a_bad_map_is_one_line_and_nothing_is_written(folders, tmp_path, case):
     assert "im 3" in record["skipped"][0]["file"]
 
 
-def test_bad_masks(folders, tmp_path):
+def test_missing_and_damaged_masks_are_named(folders, tmp_path):
     (folders[1] / "im 2.png").unlink()
     code, _, err = run("evaluate", *folders)
     assert code == 2
@@ -523,14 +523,14 @@ def test_missing_and_empty_folders(folders, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_a_target_that_cannot_be_written(folders, tmp_path):
+def test_an_output_file_that_cannot_be_written_is_an_error(folders, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = run("evaluate", *folders, "--json", tmp_path / "file" / "out.json")
     assert code == 2
     assert "cannot be written" in err
 
 
-def test_image_bombs_need_a_raised_limit(folders):
+def test_images_above_the_pixel_limit_are_refused(folders):
     code, _, err = run("evaluate", *folders, "--max-pixels", "100")
     assert code == 2
     assert "at most 100 pixels (raise the limit with --max-pixels)" in err
@@ -541,7 +541,7 @@ def test_constant_and_single_class_maps_give_null_not_a_crash(tmp_path):
         (tmp_path / name).mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "maps" / "a.png")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "masks" / "a.png")
-    record = evaluated(tmp_path, tmp_path / "maps", tmp_path / "masks", "--figures", tmp_path / "figures")
+    record = evaluate_json(tmp_path, tmp_path / "maps", tmp_path / "masks", "--figures", tmp_path / "figures")
     assert record["calibration"]["auroc_error"] is None
     assert record["calibration"]["ece_boundary_5"] is None
     assert record["calibration"]["accuracy"] == 1
@@ -564,7 +564,7 @@ assert "torch" not in sys.modules
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # of the processor, so that a loaded machine changes nothing
+    # processor time, so that other load on the machine changes nothing
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 
 

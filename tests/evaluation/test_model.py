@@ -17,7 +17,7 @@ SHAPES = [(40, 56), (32, 32), (40, 56), (50, 30), (32, 32)]
 
 
 def bright(images):
-    """A model without weights: brighter is likelier foreground."""
+    """A model without weights: the brighter a pixel, the likelier it is foreground."""
     return 6 * images.mean(dim=1, keepdim=True) - 3
 
 
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 64])
-def test_figures_are_those_of_the_maps_written_to_files(folder, tmp_path, batch):
+def test_figures_are_the_same_as_for_maps_written_to_files(folder, tmp_path, batch):
     data = load_image_set("set", folder, size=32, workers=1)
     maps = tmp_path / "maps"
     maps.mkdir()
@@ -72,20 +72,20 @@ def test_calibrators_are_scored_in_the_same_pass(folder):
 
 def test_several_numbers_of_bins_need_one_pass(folder):
     data = load_image_set("set", folder, size=32, workers=1)
-    seen = []
+    batches = []
 
-    def watched(images):
-        seen.append(len(images))
+    def counting_model(images):
+        batches.append(len(images))
         return bright(images)
 
     calibrators = {"raw": None, "halved": lambda z, images: (z / 2).double().sigmoid()}
-    together = evaluate_model_by_bins(watched, data, calibrators, (10, 100, 7), batch=2)
-    assert seen == [2, 2, 1]
+    together = evaluate_model_by_bins(counting_model, data, calibrators, (10, 100, 7), batch=2)
+    assert batches == [2, 2, 1]
     for bins, found in zip((10, 100, 7), together, strict=True):
         alone = evaluate_model(bright, data, calibrators, bins=bins, batch=2)
         assert found.keys() == alone.keys()
         for name, evaluation in alone.items():
-            assert repr(found[name].record) == repr(evaluation.record)  # which equals where figures are NaN too
+            assert repr(found[name].record) == repr(evaluation.record)  # NaN equals NaN in text
             assert found[name].stems == evaluation.stems
             assert np.array_equal(found[name].rows, evaluation.rows, equal_nan=True)
     assert together[0]["raw"].record.calibration["ece_ew"] != together[1]["raw"].record.calibration["ece_ew"]

@@ -1,4 +1,4 @@
-"""`densecal evaluate --ood` and `densecal shift` as a user meets them."""
+"""`densecal evaluate --ood` and `densecal shift` as a user sees them."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def entropy(p):
 
 
 def make_data(root, form="png8", methods=("",), n=6, m=5):
-    """Maps and masks, and maps of images without foreground; a folder a method."""
+    """Write maps and masks, and maps of images without foreground, with one folder per method."""
     (root / "masks").mkdir(parents=True)
     kept = {}
     for k, method in enumerate(methods):
@@ -60,7 +60,7 @@ def make_data(root, form="png8", methods=("",), n=6, m=5):
     return kept
 
 
-def evaluated(root, *arguments):
+def evaluate_json(root, *arguments):
     code, out, err = run("evaluate", *arguments, "--json", root / "out.json")
     assert code == 0, err
     return json.loads((root / "out.json").read_text()), out, err
@@ -70,7 +70,7 @@ def evaluated(root, *arguments):
 def test_every_figure_of_an_ood_set(tmp_path, form):
     inside, outside = make_data(tmp_path, form)[""]
     arguments = (tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures")
-    record, out, _ = evaluated(tmp_path, *arguments)
+    record, out, _ = evaluate_json(tmp_path, *arguments)
     [entry] = record["ood"]
     assert entry["dataset"] == "textures"
     means = [[float(entropy(p).mean()) for p in maps] for maps in (inside, outside)]
@@ -100,26 +100,26 @@ def test_every_figure_of_an_ood_set(tmp_path, form):
         assert text in out
 
 
-def test_without_ood_the_record_is_as_ever(tmp_path):
+def test_without_ood_the_record_has_no_further_keys(tmp_path):
     make_data(tmp_path)
     folders = (tmp_path / "maps", tmp_path / "masks")
-    plain, *_ = evaluated(tmp_path, *folders)
+    plain, *_ = evaluate_json(tmp_path, *folders)
     assert list(plain) == [
         "schema", "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration", "segmentation",
         "reliability", "joint", "settings", "thresholds", "curves",
     ]  # fmt: skip
-    beside, *_ = evaluated(tmp_path, *folders, "--ood", tmp_path / "textures")
+    beside, *_ = evaluate_json(tmp_path, *folders, "--ood", tmp_path / "textures")
     assert {key: beside[key] for key in plain} == plain
     assert beside.keys() - plain.keys() == {"entropy", "ood"}
 
 
-def test_several_methods_have_their_folders_in_every_ood_set(tmp_path):
+def test_every_ood_set_holds_a_folder_for_each_of_several_methods(tmp_path):
     make_data(tmp_path, methods=("one", "two"))
-    result, out, _ = evaluated(
+    result, out, _ = evaluate_json(
         tmp_path, tmp_path / "maps", tmp_path / "masks", "--ood", tmp_path / "textures",
         "--csv", tmp_path / "all.csv", "--latex", tmp_path / "all.tex",
     )  # fmt: skip
-    alone, *_ = evaluated(
+    alone, *_ = evaluate_json(
         tmp_path, tmp_path / "maps" / "two", tmp_path / "masks", "--ood", tmp_path / "textures" / "two"
     )
     one, two = result["evaluations"]
@@ -139,10 +139,10 @@ def test_several_methods_have_their_folders_in_every_ood_set(tmp_path):
 def test_processes_and_void_pixels_change_nothing_out_of_distribution(tmp_path):
     make_data(tmp_path, n=70, m=40)
     folders = (tmp_path / "maps", tmp_path / "masks", "--metrics", "fast", "--ood", tmp_path / "textures")
-    a, *_ = evaluated(tmp_path, *folders, "--workers", "1")
-    b, *_ = evaluated(tmp_path, *folders, "--workers", "2")
+    a, *_ = evaluate_json(tmp_path, *folders, "--workers", "1")
+    b, *_ = evaluate_json(tmp_path, *folders, "--workers", "2")
     assert a == b
-    c, _, err = evaluated(tmp_path, *folders, "--workers", "1", "--ignore-index", "7")
+    c, _, err = evaluate_json(tmp_path, *folders, "--workers", "1", "--ignore-index", "7")
     assert c["ood"] == a["ood"]
     assert "no mask holds foreground" not in err
 
@@ -155,7 +155,7 @@ def test_void_pixels_have_no_entropy(tmp_path):
     void = np.full(inside[1].shape, 7, np.uint8)
     Image.fromarray(void).save(tmp_path / "masks" / "1.png")
     arguments = ("--ignore-index", "7", "--ood", tmp_path / "textures")
-    record, *_ = evaluated(tmp_path, tmp_path / "maps", tmp_path / "masks", *arguments)
+    record, *_ = evaluate_json(tmp_path, tmp_path / "maps", tmp_path / "masks", *arguments)
     assert record["entropy"]["images"][0] == pytest.approx(entropy(inside[0][:, 20:]).mean(), rel=1e-9)
     assert record["entropy"]["images"][1] is None
     assert sum(record["entropy"]["histogram"]) == record["pixels"]
@@ -175,7 +175,7 @@ def test_figures_are_written_beside_the_others(tmp_path):
             assert np.asarray(picture.convert("L")).std() > 5
 
 
-def test_wrong_folders_are_one_line(tmp_path):
+def test_errors_about_wrong_folders_take_one_line(tmp_path):
     make_data(tmp_path, methods=("one", "two"))
     maps, masks, ood = tmp_path / "maps", tmp_path / "masks", tmp_path / "textures"
     cases = {

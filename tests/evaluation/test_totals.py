@@ -1,4 +1,4 @@
-"""What a record holds beside its figures: histogram, thresholds and joint density by brute force, and its warnings."""
+"""What a record holds besides its figures: histogram, thresholds and joint density by brute force, and its warnings."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CELLS = 100
 
 
 def maps_of(kind, count=7, size=(6, 9)):
-    """Maps, the probabilities of foreground and background that they hold, and masks.
+    """Return maps, the probabilities of foreground and background that they hold, and masks.
 
     Some probabilities are multiples of 1/100, some images are sure and right throughout.
     """
@@ -47,24 +47,24 @@ def cell(value: float) -> int:
 
 
 @pytest.fixture(params=["float", "uint8", "uint16"])
-def recorded(request, tmp_path):
-    """A record, and the probabilities of both classes and masks it is of."""
+def record_and_data(request, tmp_path):
+    """A record, and the probabilities of both classes and the masks that it was made from."""
     given, p, q, masks = maps_of(request.param)
     return evaluate(*write(tmp_path, given, masks)).record.to_json(), p, q, masks
 
 
-def test_the_histogram_counts_pixels_and_right_ones_by_confidence(recorded):
-    record, p, q, masks = recorded
+def test_the_histogram_counts_pixels_and_correct_pixels_by_confidence(record_and_data):
+    record, p, q, masks = record_and_data
     count, correct = [0] * CELLS, [0] * CELLS
     for foreground, background, label in zip(p.flat, q.flat, masks.flat, strict=True):
-        place = cell(max(foreground, background))
-        count[place] += 1
-        correct[place] += (foreground > 0.5) == label
+        bin_ = cell(max(foreground, background))
+        count[bin_] += 1
+        correct[bin_] += (foreground > 0.5) == label
     assert record["reliability"]["histogram"] == {"count": count, "correct": correct}
 
 
-def test_the_reliability_curves_are_those_of_ten_bins(recorded):
-    record, p, q, masks = recorded
+def test_the_reliability_curves_are_those_of_ten_bins(record_and_data):
+    record, p, q, masks = record_and_data
     found = record["reliability"]
     assert found["bins"] == 10
     confidence, right = np.maximum(p, q), (p > 0.5) == masks
@@ -85,8 +85,8 @@ def test_the_reliability_curves_are_those_of_ten_bins(recorded):
         assert curve["ece"] == pytest.approx(gaps @ curve["count"] / p.size, abs=1e-12)
 
 
-def test_thresholds_count_the_pixels_above_them(recorded):
-    record, p, _, masks = recorded
+def test_thresholds_count_the_pixels_above_them(record_and_data):
+    record, p, _, masks = record_and_data
     thresholds = [i / 100 for i in range(101)]
     assert record["thresholds"] == {
         "true_positives": [int(((p > t) & masks).sum()) for t in thresholds],
@@ -97,8 +97,8 @@ def test_thresholds_count_the_pixels_above_them(recorded):
     assert (p == 0.2).any()
 
 
-def test_the_joint_density_is_of_images(recorded):
-    record, p, q, masks = recorded
+def test_the_joint_density_counts_images(record_and_data):
+    record, p, q, masks = record_and_data
     confidence = [float(np.maximum(*both).mean()) for both in zip(p, q, strict=True)]
     accuracy = [float(((one > 0.5) == mask).mean()) for one, mask in zip(p, masks, strict=True)]
     cells = {}
@@ -115,7 +115,7 @@ def test_the_joint_density_is_of_images(recorded):
     assert joint["mean_confidence"] != pytest.approx(joint["mean_accuracy"], abs=1e-3)
 
 
-def test_images_of_k_classes_have_a_histogram_and_a_joint_density_and_no_thresholds(tmp_path):
+def test_records_of_k_classes_have_a_histogram_and_a_joint_density_but_no_thresholds(tmp_path):
     rng = np.random.default_rng(0)
     p = rng.dirichlet([1, 1, 1, 1], (3, 6, 5))
     labels = rng.integers(0, 4, (3, 6, 5))
@@ -142,8 +142,8 @@ def test_images_of_k_classes_have_a_histogram_and_a_joint_density_and_no_thresho
 # ------------------------------------------------------------------ maps that look unlike probabilities
 
 
-def found_in(folder: Path, values, mask=None) -> Findings:
-    """What is noted of one map."""
+def findings_of(folder: Path, values, mask=None) -> Findings:
+    """Return what is noted about one map."""
     np.save(folder / "map.npy", values)
     if mask is not None:
         Image.fromarray(mask.astype(np.uint8) * 255).save(folder / "mask.png")
@@ -164,13 +164,13 @@ def test_a_map_looks_stretched_if_it_spans_the_range_and_a_tenth_of_its_foregrou
     top = 1.0 if kind == "float" else np.iinfo(kind).max
     levels = [top] * at_top + [0.6 * top] * bright + [0.0] * at_bottom + [0.3 * top] * 20
     values = np.array(levels, dtype=np.float64 if kind == "float" else kind)[None]
-    assert found_in(tmp_path, values).stretched == stretched
+    assert findings_of(tmp_path, values).stretched == stretched
 
 
 @pytest.mark.parametrize(("low", "high", "stretched"), [(0.0, 1.0, True), (1e-5, 1.0, False), (0.0, 1 - 1e-5, False)])
 def test_a_float_map_that_spans_nearly_the_range_is_not_stretched(tmp_path, low, high, stretched):
     values = np.concatenate([[low], np.linspace(0.3, 0.7, 40), [high]])[None]
-    assert found_in(tmp_path, values).stretched == stretched
+    assert findings_of(tmp_path, values).stretched == stretched
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8", "uint16"])
@@ -180,25 +180,25 @@ def test_foreground_begins_above_one_half_where_a_map_looks_stretched(tmp_path, 
         values = np.array([[255, *[128] * 9, middle, 0, *range(1, 9)]], dtype=np.float64)
         scale = {"float": 1 / 255, "uint8": 1, "uint16": 257}[kind]
         values = (values * scale).astype(np.float64 if kind == "float" else kind)
-        assert found_in(tmp_path, values).stretched == stretched
+        assert findings_of(tmp_path, values).stretched == stretched
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8", "uint16"])
 @pytest.mark.parametrize(("levels", "few"), [(31, True), (32, False)])
 @pytest.mark.parametrize("pixels", [100, 20_000])
-def test_maps_of_fewer_than_32_levels_hold_few(tmp_path, kind, levels, few, pixels):
+def test_maps_of_fewer_than_32_levels_have_few_levels(tmp_path, kind, levels, few, pixels):
     values = 40 + np.arange(pixels) * levels // pixels
     scaled = values / 255 if kind == "float" else (values * (1 if kind == "uint8" else 257)).astype(kind)
-    assert found_in(tmp_path, scaled.reshape(10, -1)).few_levels == few
+    assert findings_of(tmp_path, scaled.reshape(10, -1)).few_levels == few
 
 
 @pytest.mark.parametrize(("levels", "few"), [(31, True), (32, False), (40, False)])
-def test_levels_of_a_float_map_count_also_where_no_sample_is_taken(tmp_path, levels, few):
-    """Of 20,480 pixels one in five is looked at first; here they all have one level."""
+def test_levels_of_a_float_map_count_also_between_the_sampled_pixels(tmp_path, levels, few):
+    """Of 20,480 pixels one in five is sampled first; here all of the sampled pixels have one level."""
     values = np.full(20_480, 0.25)
     elsewhere = np.flatnonzero(np.arange(20_480) % 5)
     values[elsewhere[: levels - 1]] = np.linspace(0.3, 0.6, levels - 1)
-    assert found_in(tmp_path, values.reshape(128, 160)).few_levels == few
+    assert findings_of(tmp_path, values.reshape(128, 160)).few_levels == few
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8", "uint16"])
@@ -208,13 +208,13 @@ def test_a_map_is_inverted_if_its_mean_is_lower_on_the_foreground(tmp_path, kind
     mask[:, :1] = True
     values = np.where(mask, inside, 100)
     values = values / 255 if kind == "float" else (values * (1 if kind == "uint8" else 257)).astype(kind)
-    found = found_in(tmp_path, values, mask)
+    found = findings_of(tmp_path, values, mask)
     assert (found.both_classes, found.inverted, found.foreground, found.maps) == (1, inverted, 1, 1)
 
 
 @pytest.mark.parametrize("mask", [np.zeros((4, 4), bool), np.ones((4, 4), bool)])
-def test_a_map_of_one_class_is_neither_inverted_nor_upright(tmp_path, mask):
-    found = found_in(tmp_path, np.full((4, 4), 77, np.uint8), mask)
+def test_a_map_whose_mask_has_one_class_is_not_inverted(tmp_path, mask):
+    found = findings_of(tmp_path, np.full((4, 4), 77, np.uint8), mask)
     assert (found.both_classes, found.inverted, found.foreground, found.maps) == (0, 0, int(mask.any()), 1)
 
 
@@ -238,13 +238,13 @@ def test_a_map_of_one_class_is_neither_inverted_nor_upright(tmp_path, mask):
         ({}, None),
     ],
 )
-def test_a_look_is_warned_of_where_it_is_common(findings, word):
+def test_there_is_a_warning_for_what_many_maps_have_in_common(findings, word):
     warnings = warnings_of(Findings(**{"foreground": 1, **findings}), Settings())
     assert len(warnings) == (word is not None)
     assert all(word in warning for warning in warnings)
 
 
-def test_masks_without_foreground_are_warned_of_where_a_value_is_void():
+def test_there_is_a_warning_if_no_mask_has_foreground_and_void_has_a_value():
     assert warnings_of(Findings(maps=3), Settings()) == []
     assert warnings_of(Findings(maps=3, foreground=1), Settings(ignore_index=255)) == []
     assert warnings_of(Findings(maps=3), Settings(classes=4, ignore_index=255)) == []

@@ -1,4 +1,4 @@
-"""Reading single files: levels as stored, proper booleans, and no way to be fooled."""
+"""Reading single files: levels as stored, proper booleans, and errors that say what to do."""
 
 import io
 import threading
@@ -33,14 +33,14 @@ def test_one_bit_masks_are_proper_booleans(tmp_path):
 
 
 @pytest.mark.parametrize(("values", "grey"), [((0, 255), False), ((0, 1), False), ((0, 100, 255), True)])
-def test_grey_masks_are_noticed(tmp_path, values, grey):
+def test_a_mask_with_values_between_is_grey(tmp_path, values, grey):
     y = np.random.default_rng(0).choice(np.array(values, np.uint8), (9, 9))
     mask = read_foreground(save(tmp_path, y), "x")
     assert mask.grey == grey
     assert np.array_equal(mask.foreground, y == values[-1])
 
 
-def test_palette_masks_give_indices(tmp_path):
+def test_palette_masks_are_read_as_indices(tmp_path):
     y = np.random.default_rng(0).integers(0, 5, (9, 9)).astype(np.uint8)
     image = Image.fromarray(y)
     image.putpalette([250, 3, 7] * 256)
@@ -68,21 +68,21 @@ def test_grey_palettes_keep_their_colours(tmp_path):
     assert np.array_equal(read_foreground(tmp_path / "p.png", "p").foreground, y)
 
 
-def test_colour_masks_are_told_what_to_become(tmp_path):
+def test_an_error_about_a_colour_mask_says_what_masks_look_like(tmp_path):
     labels = Image.fromarray(np.arange(81, dtype=np.uint8).reshape(9, 9) % 4)
     labels.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 128])
     labels.save(tmp_path / "p.png")
     labels.convert("RGB").save(tmp_path / "rgb.png")
-    for name, found in (("p.png", "a colour palette with indices up to 3"), ("rgb.png", "a colour image")):
+    for name, problem in (("p.png", "a colour palette with indices up to 3"), ("rgb.png", "a colour image")):
         with pytest.raises(InputError) as caught:
             read_foreground(tmp_path / name, name)
-        assert found in str(caught.value)
+        assert problem in str(caught.value)
         assert "0 for background and 255 (or 1) for foreground; for labels of K classes --classes K" in str(
             caught.value
         )
 
 
-def test_maps_of_several_classes_and_logits_are_told_what_to_do(tmp_path):
+def test_errors_about_class_maps_and_logits_say_what_to_do(tmp_path):
     np.save(tmp_path / "k.npy", np.full((3, 8, 9), 1 / 3))
     with pytest.raises(InputError, match=r"expected shape \(H, W\), or --classes 3$"):
         read_map(tmp_path / "k.npy")
@@ -117,7 +117,7 @@ def test_fortran_order_and_npz(tmp_path):
         read_map(tmp_path / "two.npz")
 
 
-def test_images_are_rgb_whatever_they_were(tmp_path):
+def test_grey_images_are_read_as_rgb(tmp_path):
     grey = np.random.default_rng(0).integers(0, 255, (5, 6), np.uint8)
     path = save(tmp_path, grey)
     assert read_image(path, "x").shape == (5, 6, 3)
@@ -140,7 +140,7 @@ def test_sixteen_bit_masks_keep_their_foreground(tmp_path, values):
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", "<f2", np.longdouble, ">u2"])
-def test_arrays_of_any_byte_order_are_understood(tmp_path, kind):
+def test_arrays_of_any_byte_order_are_read(tmp_path, kind):
     values = np.random.default_rng(0).random((6, 4))
     values = (values * 65535).astype(kind) if kind == ">u2" else values.astype(kind)
     np.save(tmp_path / "x.npy", values)
@@ -149,7 +149,7 @@ def test_arrays_of_any_byte_order_are_understood(tmp_path, kind):
     assert np.array_equal(read, values.astype(np.float64) if read.dtype == np.float64 else values)
 
 
-def test_pillows_own_limit_is_left_alone_by_threads(tmp_path):
+def test_reading_in_threads_leaves_pillows_own_limit_alone(tmp_path):
     before = Image.MAX_IMAGE_PIXELS
     path = save(tmp_path, np.zeros((4, 4), np.uint8))
     threads = [threading.Thread(target=lambda: [read_map(path) for _ in range(50)]) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Folders that are laid out in another way than expected are told what was found in them."""
+"""Errors about an unexpected folder layout say what the folder holds."""
 
 import zipfile
 from pathlib import Path
@@ -18,18 +18,18 @@ def save(*paths: Path) -> None:
         Image.fromarray(np.zeros((4, 4), np.uint8)).save(path)
 
 
-def test_masks_one_level_down_are_pointed_at(tmp_path):
+def test_an_error_about_missing_masks_names_the_subfolders(tmp_path):
     save(tmp_path / "maps" / "x.png", tmp_path / "masks" / "city" / "x.png")
     with pytest.raises(InputError, match=r"masks: no mask, but subfolders \(city\)"):
         find_pairs(tmp_path / "maps", tmp_path / "masks")
 
 
-def test_deep_folders_are_read_as_methods_and_data_sets(tmp_path):
+def test_two_levels_of_folders_are_methods_and_data_sets(tmp_path):
     maps, masks = tmp_path / "nested", tmp_path / "masks"
     save(maps / "b" / "c" / "x.png", masks / "b" / "c" / "x.png")
     with pytest.raises(InputError) as caught:
         find_comparisons(maps, masks)
-    expected = f"the masks for {maps / 'b' / 'c'}, as folders of two levels are METHOD/DATASET/"
+    expected = f"the masks for {maps / 'b' / 'c'}, because two levels of folders are read as METHOD/DATASET/"
     assert str(caught.value) == f"{masks}: no folder c, but subfolders (b); expected {expected}"
 
 

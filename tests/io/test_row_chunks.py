@@ -1,4 +1,4 @@
-"""Large maps a band at a time: the same figures whatever the bands, in bounded memory."""
+"""Large maps in chunks of rows: the same figures whatever the chunks, in bounded memory."""
 
 import json
 import subprocess
@@ -31,23 +31,23 @@ def pair(seed, height, width, kind):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 200))
-def test_bands_are_the_rows_in_order(shape, band):
+def test_chunks_are_all_rows_in_order(shape, limit):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("densecal.io.row_chunks.CHUNK", band)
-        found = list(row_chunks(tuple(shape)))
-    rows = [row for rows in found for row in range(rows.start, rows.stop)]
+        patch.setattr("densecal.io.row_chunks.CHUNK", limit)
+        chunks = list(row_chunks(tuple(shape)))
+    rows = [row for chunk in chunks for row in range(chunk.start, chunk.stop)]
     assert rows == list(range(shape[0]))
     pixels = int(np.prod(shape[1:]))
-    assert all((rows.stop - rows.start) * pixels <= max(band, pixels) for rows in found)
+    assert all((chunk.stop - chunk.start) * pixels <= max(limit, pixels) for chunk in chunks)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "float"])
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1000), height=st.integers(2, 60), width=st.integers(2, 40), band=st.integers(1, 400))
-def test_segmentation_scores_do_not_depend_on_the_bands(kind, seed, height, width, band):
+@given(seed=st.integers(0, 1000), height=st.integers(2, 60), width=st.integers(2, 40), limit=st.integers(1, 400))
+def test_segmentation_scores_do_not_depend_on_the_chunks(kind, seed, height, width, limit):
     prediction, mask = pair(seed, height, width, kind)
     results = []
-    for size in (1 << 20, band):
+    for size in (1 << 20, limit):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("densecal.io.row_chunks.CHUNK", size)
             meter = SegmentationMeter()
@@ -76,18 +76,18 @@ def test_calibration_figures_do_not_depend_on_the_chunks(classes, logits, monkey
     p = (z.sigmoid() if classes == 1 else z.softmax(dim=1)) if not logits else None
     masks = torch.randint(0, max(classes, 2), (2, 23, 31))
     masks[:, :3] = 9
-    found = []
+    results = []
     # bytes and int64 are the same labels
     for chunk, labels in ((1 << 21, masks), (97, masks), (500, masks.to(torch.uint8))):
         monkeypatch.setattr("densecal.metrics.sketch._CHUNK", chunk)
         meter = CalibrationMeter(num_classes=classes, ignore_index=9)
         meter.update(p, labels, **({"logits": z} if logits else {}))
-        found.append({k: v for k, v in meter.compute().as_dict().items() if k != "ci"})
-    assert found[1] == pytest.approx(found[0], abs=1e-12, nan_ok=True)
-    assert found[2] == pytest.approx(found[0], abs=1e-12, nan_ok=True)
+        results.append({k: v for k, v in meter.compute().as_dict().items() if k != "ci"})
+    assert results[1] == pytest.approx(results[0], abs=1e-12, nan_ok=True)
+    assert results[2] == pytest.approx(results[0], abs=1e-12, nan_ok=True)
 
 
-def test_void_may_have_a_value_that_no_byte_has():
+def test_the_void_label_may_be_outside_the_range_of_a_byte():
     p = torch.tensor([[0.9, 0.2, 0.4]])
     labels = torch.tensor([[1, 0, 1]], dtype=torch.uint8)
     meter = CalibrationMeter(ignore_index=-255, boundary=False)  # 1 as a byte
@@ -101,7 +101,7 @@ MEASURED = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from densecal.evaluation import evaluate
+from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 torch.set_num_threads(1)
 folder, peaks = Path(sys.argv[1]), {}
@@ -120,7 +120,7 @@ print(json.dumps({kind: peak - baseline for kind, peak in peaks.items()}))
 
 
 @pytest.mark.slow
-def test_peak_memory_of_4096_x_4096(tmp_path):
+def test_peak_memory_for_maps_of_4096_x_4096(tmp_path):
     for size, side in (("small", 64), ("large", SIDE)):
         z = (np.sin(np.arange(side) / 60)[:, None] + np.cos(np.arange(side) / 45)[None]).astype(np.float32)
         p = 1 / (1 + np.exp(-3 * z))
@@ -139,4 +139,4 @@ def test_peak_memory_of_4096_x_4096(tmp_path):
         [sys.executable, "-c", MEASURED, str(tmp_path)], env=environment(), capture_output=True, text=True, check=True
     )
     for kind, above in json.loads(done.stdout).items():
-        assert above * 1024 / SIDE**2 < BYTES_PER_PIXEL, f"{kind}: {above * 1024 / SIDE**2:.1f} bytes a pixel"
+        assert above * 1024 / SIDE**2 < BYTES_PER_PIXEL, f"{kind}: {above * 1024 / SIDE**2:.1f} bytes per pixel"

@@ -1,4 +1,4 @@
-"""Paths that are URLs: the commands read and write through fsspec as they do on disk."""
+"""Paths that are URLs: commands read and write them through fsspec as they do files on disk."""
 
 import io
 import json
@@ -78,9 +78,9 @@ def test_arrays_are_read_from_urls(bucket: Path) -> None:
     assert code == 0, err
 
 
-def test_a_missing_folder_and_an_unknown_scheme_are_one_line() -> None:
-    for place, expected in (("memory://nowhere/maps", "no such folder"), ("nonsense://x/maps", "rotocol")):
-        code, _, err = run("evaluate", place, place)
+def test_errors_about_a_missing_folder_and_an_unknown_scheme_take_one_line() -> None:
+    for url, expected in (("memory://nowhere/maps", "no such folder"), ("nonsense://x/maps", "rotocol")):
+        code, _, err = run("evaluate", url, url)
         assert code == 2
         assert len(err.splitlines()) == 1
         assert expected in err

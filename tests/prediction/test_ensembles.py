@@ -1,4 +1,4 @@
-"""Deep ensembles and MC dropout: the mean probability, safely, and nothing but dropout switched on."""
+"""Deep ensembles and MC dropout: the mean probability without overflow, and only dropout switched on."""
 
 import contextlib
 import copy
@@ -141,7 +141,7 @@ def test_whole_channels_of_every_map_are_dropped_and_the_others_scaled_up():
 
 
 @pytest.mark.parametrize("p", [0, 0.0])
-def test_a_share_of_nothing_adds_no_dropout(p):
+def test_a_share_of_zero_adds_no_dropout(p):
     network = Maps().train()
     add_dropout(network, p)
     assert not [module for module in network.modules() if isinstance(module, nn.Dropout2d)]
@@ -149,7 +149,7 @@ def test_a_share_of_nothing_adds_no_dropout(p):
 
 
 @pytest.mark.parametrize("p", [1.0, 1, -0.1, "a lot", True])
-def test_a_wrong_share_is_named(p):
+def test_an_error_names_a_wrong_share(p):
     with pytest.raises(ValueError, match="dropout is"):
         build("unet", "resnet18", dropout=p)
 
@@ -168,7 +168,7 @@ class Tiny(nn.Module):
         return self.dropout(self.norm(x)).sum(dim=1, keepdim=True)
 
 
-def test_only_dropout_is_on_and_everything_is_as_before_afterwards():
+def test_only_dropout_is_on_and_everything_is_restored_afterwards():
     network = Tiny().eval()
     before = copy.deepcopy(network.state_dict())
     modes = [module.training for module in network.modules()]
@@ -192,7 +192,7 @@ def test_draws_come_from_the_seed_and_are_averaged_as_probabilities():
     torch.testing.assert_close(found.sigmoid(), draws.mean(dim=0))
 
 
-class Watched(nn.Module):
+class RecordingNetwork(nn.Module):
     """Keeps what every pass gave."""
 
     def __init__(self):
@@ -205,7 +205,7 @@ class Watched(nn.Module):
 
 
 def test_every_pass_draws_anew_and_every_call_draws_the_same_passes():
-    network, x = Watched().eval(), images()
+    network, x = RecordingNetwork().eval(), images()
     drawing = mc_dropout(network, 5, seed=3)
     drawing(x)
     first, network.passes = network.passes, []
@@ -220,7 +220,7 @@ def test_every_pass_draws_anew_and_every_call_draws_the_same_passes():
 
 
 def test_ten_passes_are_drawn_from_seed_0_unless_told_otherwise():
-    network, x = Watched().eval(), images()
+    network, x = RecordingNetwork().eval(), images()
     found = mc_dropout(network)(x)
     assert len(network.passes) == 10
     assert torch.equal(found, mc_dropout(network, 10, 0)(x))
@@ -229,7 +229,7 @@ def test_ten_passes_are_drawn_from_seed_0_unless_told_otherwise():
 
 
 def test_a_predictor_draws_as_many_passes_from_the_seed_as_asked_for():
-    network, x = Watched().eval(), images()
+    network, x = RecordingNetwork().eval(), images()
     one = Predictor(network, small_config(), torch.device("cpu"))
     assert torch.equal(with_mc_dropout(one, 3, seed=5).model(x), mc_dropout(network, 3, seed=5)(x))
     assert not torch.equal(with_mc_dropout(one, 3, seed=6).model(x), mc_dropout(network, 3, seed=5)(x))
@@ -271,7 +271,7 @@ def test_layers_that_were_training_go_on_training_also_after_an_error():
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_dropout_of_nothing_is_no_dropout():
+def test_dropout_with_probability_zero_does_not_count():
     with pytest.raises(InputError, match="without dropout"):
         mc_dropout(nn.Sequential(nn.Dropout(0.0)))
 
@@ -334,7 +334,7 @@ def test_predict_writes_the_maps_of_an_ensemble_and_of_mc_dropout(runs, tmp_path
     assert np.abs(second_map("plain") - dropped).max() > 1e-4
 
 
-def test_mc_dropout_of_a_run_without_it_is_one_line(runs, tmp_path):
+def test_the_error_about_a_run_without_dropout_takes_one_line(runs, tmp_path):
     config = small_config()
     model = build(config.model.arch, config.model.encoder, None, 1, **config.model.options)
     meta = {"epoch": 1, "best": 1.0, "config": config.model_dump(mode="json")}

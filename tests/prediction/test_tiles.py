@@ -1,4 +1,4 @@
-"""Large images: tiles whose weights add up to 1, no seams, the same maps as without them, memory that stays bounded."""
+"""Large images: tiles whose weights add up to 1, no seams, the same maps as without tiles, bounded memory."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def test_tiles_cover_the_side_and_share_the_overlap(length, sides):
 
 
 @given(SIDES, TILINGS)
-def test_no_tile_counts_near_its_inner_edges_and_weights_rise_smoothly(length, sides):
+def test_tiles_have_no_weight_near_inner_edges_and_weights_rise_smoothly(length, sides):
     tiling = Tiling.of(*sides)
     margin, weights = tiling.overlap // 4, tiling.weights(length)
     for i, weight in enumerate(weights):
@@ -165,7 +165,7 @@ def test_sides_that_do_not_fit_are_refused(tile, overlap, match):
         Tiling.of(tile, overlap)
 
 
-def test_the_overlap_is_a_quarter_and_never_nothing_unless_given():
+def test_the_overlap_is_a_quarter_and_at_least_32_unless_given():
     assert Tiling.of(512) == Tiling(512, 128)
     assert [Tiling.of(tile).overlap for tile in (64, 96, 256)] == [32, 32, 64]
 
@@ -175,7 +175,7 @@ def test_the_overlap_is_a_quarter_and_never_nothing_unless_given():
 
 @pytest.mark.parametrize("size", [(200, 333), (64, 64), (40, 500), (129, 128), (500, 97)])
 @pytest.mark.parametrize("classes", [1, 3])
-def test_a_network_that_looks_near_gives_what_it_gives_for_the_whole_image(size, classes):
+def test_a_network_with_a_small_field_of_view_gives_the_same_map_as_for_the_whole_image(size, classes):
     model, image = Near(classes), picture(*size)
     found = tiled(model, image, Tiling.of(128, 64), classes=classes)
     assert found.shape == (classes, *size)
@@ -299,14 +299,14 @@ def test_predict_in_tiles(runs, tmp_path, kind):
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_line(runs, tmp_path, options, match):
+def test_errors_about_impossible_options_take_one_line(runs, tmp_path, options, match):
     code, _, error = run("predict", runs[0], tmp_path / "photos", "--out", tmp_path / "maps", *options)
     assert code == 2
     assert match in error
     assert error.count("\n") == 1
 
 
-def test_a_network_of_one_size_says_which(tmp_path):
+def test_an_error_about_a_network_of_one_size_names_the_size(tmp_path):
     class Fixed(nn.Module):
         def forward(self, x):
             assert x.shape[-1] == 64, "input size must be 64"
@@ -354,7 +354,7 @@ class Bright(nn.Module):
 CASES = [(1, 512, "png16"), (1, 0, "npy"), (4, 512, "npy")]
 
 
-def test_peak_memory_of_4096_x_4096(tmp_path):
+def test_peak_memory_for_images_of_4096_x_4096(tmp_path):
     for name, side in (("small", 64), ("large", 4096)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (side, side), (90, 120, 200)).save(tmp_path / name / "a.png")

@@ -153,7 +153,7 @@ def test_equal_names_are_told_apart(folder, runs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.json", "{", "no JSON"),
+        ("a.json", "{", "not JSON"),
         ("a.json", "[]", "no JSON object"),
         ("a.json", '{"evaluations": 3}', "evaluations: 3; expected a list"),
         ("a.json", '{"name": "x"}', "dataset: missing; expected text"),

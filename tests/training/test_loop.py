@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from densecal.data.informationless import chosen
+from densecal.data.informationless import choose_samples
 from densecal.data.scenes import generate, write
 from densecal.errors import InputError, Preempted
 from densecal.methods import Method
@@ -449,7 +449,7 @@ def test_images_without_information_are_nobodys_and_empty(tmp_path, monkeypatch)
     monkeypatch.setattr(Method, "prepare", watched)
     train(small_config("data.informationless=0.5", "data.augment=none", "method.name=bce"), tmp_path / "run")
     for epoch in range(3):
-        stripped = chosen(torch.arange(18), epoch, 0, 0.5)
+        stripped = choose_samples(torch.arange(18), epoch, 0, 0.5)
         kept = torch.cat([index for when, index, _ in seen if when == epoch])
         assert sorted(kept.tolist()) == sorted([-1] * int(stripped.sum()) + torch.arange(18)[~stripped].tolist())
     index, foreground = (torch.cat([entry[place] for entry in seen]) for place in (1, 2))

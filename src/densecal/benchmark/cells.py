@@ -1,4 +1,4 @@
-"""Running one cell: train, fit the calibrators, evaluate everywhere, and write the result last."""
+"""Running one cell: train, fit the calibrators, evaluate on every data set, and write the result last."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from densecal.training.config import first_difference, parse_config
 
 
 def run_task(task: Task, sets: ImageSets, progress: Progress) -> None:
-    """Do a task and write its result.
+    """Run a task and write its result.
 
     Args:
-        task: What to do.
-        sets: Image sets that earlier tasks have read.
-        progress: Told how far it is.
+        task: The task.
+        sets: Image sets, kept from earlier tasks.
+        progress: Told about the progress.
     """
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -67,13 +67,13 @@ def evaluate_everywhere(
     """Evaluate a model on every set, as it is and with every calibrator.
 
     Returns:
-        Records with ``calibrator`` and, for the further bins, ``more_bins``.
+        Records with ``calibrator`` and, for the other numbers of bins, ``more_bins``.
     """
     records = []
     for data in sets:
         by_bins = evaluate_model_by_bins(logits, data, calibrators, bins, device=device, progress=progress)
         for name in calibrators:
-            record, *others = (found[name].record for found in by_bins)
+            record, *others = (evaluations[name].record for evaluations in by_bins)
             more_bins = {str(count): other.calibration for count, other in zip(bins[1:], others, strict=True)}
             assert record.entropy is not None
             means = drop_missing(record.entropy.images)
@@ -112,7 +112,7 @@ def _reference_result(reference: Reference, sets: ImageSets, progress: Progress)
 
 
 def _evaluations(predictor: Predictor, cell: Cell, folder: Path, sets: ImageSets, progress: Progress) -> list[Record]:
-    """Evaluate a model as a cell asks for; its calibrators are kept in a folder."""
+    """Evaluate a model as a cell asks for, and save its calibrators in a folder."""
     images = sets.of(cell.config, cell.datasets, progress)
     validation = ImageSetData(predictor.model, images[0], predictor.device)
     fitted = fit_several(cell.calibrators, validation, predictor.device)
@@ -123,7 +123,7 @@ def _evaluations(predictor: Predictor, cell: Cell, folder: Path, sets: ImageSets
 
 
 def _prepare_run(cell: Cell) -> None:
-    """Make way for a run with other settings than the one there, or take over a run that is the same."""
+    """Remove a run with other settings, or copy a run that is the same."""
     if (cell.run / "config.yaml").is_file() and not _same_run(cell, cell.run):
         shutil.rmtree(cell.run)
     if cell.like is not None and not cell.run.exists() and _same_run(cell, cell.like):
@@ -134,13 +134,13 @@ def _prepare_run(cell: Cell) -> None:
 
 
 def _same_run(cell: Cell, run: Path) -> bool:
-    """Whether a run folder holds a run with a cell's settings."""
-    held = run / "config.yaml"
+    """Return whether a run folder holds a run with the settings of a cell."""
+    path = run / "config.yaml"
     try:
-        there = parse_config(read_yaml(held, "the configuration of a run"), str(held))
+        config = parse_config(read_yaml(path, "the configuration of a run"), str(path))
     except InputError:
         return False
-    return first_difference(there, cell.config) is None
+    return first_difference(config, cell.config) is None
 
 
 def _device(cell: Cell) -> str:
@@ -148,7 +148,7 @@ def _device(cell: Cell) -> str:
 
 
 def _prune(cell: Cell) -> None:
-    """Remove checkpoints that nobody needs any more."""
+    """Remove checkpoints that are no longer needed."""
     unused = ("best", "previous", "last") if cell.keep == "none" else ("best", "previous")
     for name in unused:
         shutil.rmtree(cell.run / "checkpoints" / name, ignore_errors=True)

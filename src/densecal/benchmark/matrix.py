@@ -1,4 +1,4 @@
-"""What a benchmark is made of: a strict YAML file of methods, seeds, data sets and calibrators."""
+"""The definition of a benchmark: a strict YAML file of methods, seeds, data sets and calibrators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SceneSet(Section):
 
     Attributes:
         count: Scenes.
-        seed: Seed of the generator; apart from the recipe's, or the scenes are those trained on.
+        seed: Seed of the generator; must differ from the recipe's, or the scenes are those of training.
         softness: Scale of the annotators' outline errors in pixels.
         doubtful: Share of scenes with an object that is labelled only sometimes.
         noise: Standard deviation of the pixel noise.
@@ -56,11 +56,11 @@ class Dataset(Section):
     Attributes:
         name: What tables call it.
         images: Folder, list file, zip, or several zips.
-        masks: Folder of masks, where ``images`` is a folder.
+        masks: Folder of masks, if ``images`` is a folder.
         scenes: Generated scenes, in place of ``images``.
-        informationless: The run's validation images with their information taken out, in place of ``images``: nothing
-            is to be found in them (see ``densecal.data.informationless``).
-        ood: The images show nothing to be found: no mask is read and every pixel is background.
+        informationless: The validation images of the run without their objects, in place of ``images`` (see
+            ``densecal.data.informationless``).
+        ood: No image shows an object: masks are not read, and every pixel is background.
         shift: The images are corrupted.
     """
 
@@ -77,12 +77,12 @@ class Dataset(Section):
         if [self.images is not None, self.scenes is not None, self.informationless].count(True) != 1:
             raise ValueError("none or several of images, scenes and informationless; expected one of them")
         if self.images is None and (self.ood or self.masks is not None):
-            raise ValueError("ood or masks without images; expected images, as only they need to be told")
+            raise ValueError("ood or masks without images; expected images, the only kind that these describe")
         return self
 
     @property
     def nothing_to_find(self) -> bool:
-        """Whether nothing is to be found in its images."""
+        """Whether none of its images shows an object."""
         return self.ood or self.informationless
 
 
@@ -92,7 +92,7 @@ class MethodEntry(Section):
     Attributes:
         name: What tables call it, and the method unless ``set`` has a ``method.name``.
         set: Overrides such as ``method.technique=si``.
-        grid: Values by key; every combination becomes a row of its own.
+        grid: Values by key; every combination becomes a separate row.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -105,14 +105,16 @@ class MethodEntry(Section):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _method_known(self) -> MethodEntry:
+    def _method_exists(self) -> MethodEntry:
         if not self._names_method and self.name not in methods.names():
             known = {f"method.{option}" for method in methods.names() for option in methods.options(method)}
             keys = [override.partition("=")[0] for override in self.set]
             unknown = [key for key in keys if key.startswith("method.") and key not in known]
-            found = f"{unknown[0]!r} in set, which no method takes" if unknown else f"{self.name!r}, which is no method"
+            problem = (
+                f"{unknown[0]!r} in set, which no method takes" if unknown else f"{self.name!r}, which is not a method"
+            )
             raise ValueError(
-                f"{found}; expected method.name=METHOD in set, or one of {', '.join(methods.names())} as name"
+                f"{problem}; expected method.name=METHOD in set, or one of {', '.join(methods.names())} as name"
             )
         return self
 
@@ -131,7 +133,7 @@ class Tuning(Section):
 
     Attributes:
         key: The setting, such as ``method.weight``.
-        values: What is tried; as many for every tuned method.
+        values: The values to try; the same number for every tuned method.
     """
 
     key: str
@@ -146,7 +148,7 @@ class Matrix(Section):
         overrides: Settings for every method, such as ``optim.epochs=10``.
         methods: Names, or entries with a name, ``set`` and ``grid``.
         seeds: Seeds of the trainings.
-        datasets: Where every model is evaluated, beside the validation images.
+        datasets: Where every model is evaluated, besides the validation images.
         calibrators: Fitted on the validation images and evaluated on top of every model.
         ensembles: Labels whose seeds are also evaluated together, by their mean probability.
         mc_dropout: Labels whose models are also evaluated with dropout on, by the mean probability of ten draws.
@@ -181,9 +183,11 @@ class Matrix(Section):
 
     @field_validator("datasets")
     @classmethod
-    def _validation_is_taken(cls, entries: list[Dataset]) -> list[Dataset]:
+    def _validation_is_reserved(cls, entries: list[Dataset]) -> list[Dataset]:
         if any(entry.name == VALIDATION for entry in entries):
-            raise ValueError(f"the name {VALIDATION!r}; expected another: it stands for the run's validation images")
+            raise ValueError(
+                f"the name {VALIDATION!r}; expected another name: this one stands for the run's validation images"
+            )
         return entries
 
     @model_validator(mode="after")
@@ -193,7 +197,9 @@ class Matrix(Section):
         if self.ensembles and len(self.seeds) < 2:
             raise ValueError("ensembles of one seed; expected at least two seeds")
         if self.keep == "none" and (self.ensembles or self.mc_dropout):
-            raise ValueError("ensembles or mc_dropout beside keep: none; expected keep: last: they load checkpoints")
+            raise ValueError(
+                "ensembles or mc_dropout with keep: none; expected keep: last, because they load checkpoints"
+            )
         return self
 
     @model_validator(mode="after")
@@ -201,12 +207,12 @@ class Matrix(Section):
         _check_labels("tune", list(self.tune), self.single_labels)
         if self.tune and (REFERENCE not in self.single_labels or REFERENCE in self.tune):
             raise ValueError(
-                f"tune without a plain method {REFERENCE!r}; expected it, as what tuned methods must match"
+                f"tune without a plain method {REFERENCE!r}; expected it, because tuned methods are compared with it"
             )
         budgets = {label: len(tuning.values) for label, tuning in self.tune.items()}
         if len(set(budgets.values())) > 1:
-            found = ", ".join(f"{count} values for {label}" for label, count in budgets.items())
-            raise ValueError(f"tune has {found}; expected as many for every method: budgets are equal")
+            counts = ", ".join(f"{count} values for {label}" for label, count in budgets.items())
+            raise ValueError(f"tune has {counts}; expected the same number for every method: budgets are equal")
         return self
 
     @property
@@ -216,10 +222,10 @@ class Matrix(Section):
 
 
 def load_matrix(path: Path) -> Matrix:
-    """Read and check a matrix file; every method's configuration is tried out too.
+    """Read and check a matrix file.
 
     Raises:
-        InputError: Names the key, what it holds and what it may hold.
+        InputError: A key is wrong. The error names the key, its value and what was expected.
     """
     settings = read_yaml(path, "a benchmark matrix")
     if not isinstance(settings, dict):
@@ -231,7 +237,7 @@ def load_matrix(path: Path) -> Matrix:
 
 
 def dump_matrix(matrix: Matrix) -> str:
-    """The matrix as YAML."""
+    """Return the matrix as YAML."""
     return str(yaml.safe_dump(matrix.model_dump(mode="json"), sort_keys=False))
 
 
@@ -257,7 +263,7 @@ _SECTIONS: dict[Any, type[Section]] = {
 
 
 def _readable(error: ValidationError, path: Path) -> InputError:
-    """The first problem that pydantic found, as key, value and what was expected."""
+    """Convert the first problem that pydantic reports into key, value and what was expected."""
     problem = error.errors()[0]
     where = f"{path}: {'.'.join(str(part) for part in problem['loc']) or 'matrix'}"
     if problem["type"] == "extra_forbidden":
@@ -267,7 +273,7 @@ def _readable(error: ValidationError, path: Path) -> InputError:
     if problem["type"] == "missing":
         return InputError(where, "nothing", "this key")
     if problem["type"] == "value_error":
-        found, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
-        return InputError(where, found, expected)
+        actual, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
+        return InputError(where, actual, expected)
     expected = problem["msg"].removeprefix("Input should be ")
     return InputError(where, repr(problem["input"]), expected[:1].lower() + expected[1:])

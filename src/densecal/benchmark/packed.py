@@ -18,7 +18,7 @@ from densecal.errors import InputError
 from densecal.evaluation.record import VALIDATION
 from densecal.io.atomic import write_text
 from densecal.io.documents import parse_json, read_json, read_text
-from densecal.metrics.entropy import known
+from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
 
 _EXPECTED = "a benchmark that densecal.benchmark.packed packed"
@@ -119,7 +119,7 @@ def _separations(records: list[dict[str, Any]]) -> dict[str, dict[str, dict[str,
 
 
 def _entropies(record: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return known((record.get("entropy") or {}).get("images", []))
+    return drop_missing((record.get("entropy") or {}).get("images", []))
 
 
 def _packed_record(record: dict[str, Any]) -> dict[str, Any]:

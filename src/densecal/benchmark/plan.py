@@ -1,4 +1,4 @@
-"""What there is to do: the cells of a matrix, where their files are, and what tells a finished one."""
+"""The tasks of a matrix: its cells, where their files are, and whether they are finished."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from densecal import posthoc
 from densecal.benchmark.matrix import Dataset, Matrix, MethodEntry, Value
 from densecal.errors import InputError
 from densecal.evaluation.record import Record
-from densecal.io.atomic import rounded
+from densecal.io.atomic import round_floats
 from densecal.io.documents import read_json
 from densecal.metrics.ood import Separation
 from densecal.posthoc.registry import find as find_calibrator
 from densecal.training.config import Config, load_config
 
 VERSION = 1
-"""Of the result files; a cell with another one is run again."""
+"""Version of the result files; a cell whose result has another version is run again."""
 RESULT, ERROR = "result.json", "error.txt"
 PLAIN = "none"
-"""What stands for the model as it is."""
+"""The name of the model as it is, without a calibrator."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Cell:
         seed: Seed of the training.
         folder: Where its files are.
         recipe: What it is trained from.
-        overrides: With these settings.
+        overrides: Settings on top of the recipe.
         config: Recipe and overrides together.
-        datasets: Where the model is evaluated, beside the validation images.
+        datasets: Where the model is evaluated, besides the validation images.
         calibrators: What is fitted on the validation images and evaluated too.
         bins: Bins of the calibration errors.
         keep: Whether the checkpoint is kept.
-        grid: The values that tell this cell from others of its entry.
+        grid: The values that distinguish this cell from others of its entry.
         tried: The value of a tuned strength that this cell tries out, else empty.
         like: A cell whose training is the same, if there is one.
     """
@@ -102,7 +102,7 @@ class Reference:
 
     @property
     def seed(self) -> str:
-        """Of its model, or ``all``."""
+        """Seed of its model, or ``all``."""
         return str(self.members[0].seed) if len(self.members) == 1 else "all"
 
     @property
@@ -117,7 +117,7 @@ class Reference:
 
     @cached_property
     def digest(self) -> str:
-        """Changes with every member's."""
+        """Changes with the digest of any member."""
         return _digest([self.kind, *(member.digest for member in self.members)], self.members[0])
 
 
@@ -151,7 +151,7 @@ class Plan:
         _check_folders([(cell.key, cell.folder) for cell in self.trials])
 
     def tuned(self, chosen: dict[str, str]) -> list[Cell]:
-        """The cells of tuned methods, once their overrides (``key=value``) are chosen."""
+        """Return the cells of tuned methods whose overrides (``key=value``) are chosen."""
         return [
             cell
             for entry in self.matrix.methods
@@ -160,25 +160,25 @@ class Plan:
         ]
 
     def cells(self, chosen: dict[str, str]) -> list[Cell]:
-        """The cells of the table, in its order."""
-        of_label: dict[str, list[Cell]] = {}
+        """Return the cells of the table, in its order."""
+        by_label: dict[str, list[Cell]] = {}
         for cell in [*self.untuned, *self.tuned(chosen)]:
-            of_label.setdefault(cell.label, []).append(cell)
+            by_label.setdefault(cell.label, []).append(cell)
         order = [label for entry in self.matrix.methods for label in _labels(entry)]
-        return [cell for label in order for cell in of_label.get(label, [])]
+        return [cell for label in order for cell in by_label.get(label, [])]
 
     def references(self, cells: list[Cell]) -> list[Reference]:
-        """The ensembles and MC dropouts of these cells' models."""
-        found = []
+        """Return the ensembles and MC dropouts of the models of these cells."""
+        references = []
         for label in self.matrix.ensembles:
             members = tuple(cell for cell in cells if cell.label == label)
             if members:
-                found.append(Reference(label, "ensemble", self._reference_folder(label, "ensemble"), members))
+                references.append(Reference(label, "ensemble", self._reference_folder(label, "ensemble"), members))
         for cell in cells:
             if cell.label in self.matrix.mc_dropout:
                 folder = self._reference_folder(cell.label, "mc-dropout") / f"seed-{cell.seed}"
-                found.append(Reference(cell.label, "MC dropout", folder, (cell,)))
-        return found
+                references.append(Reference(cell.label, "MC dropout", folder, (cell,)))
+        return references
 
     def _reference_folder(self, label: str, kind: str) -> Path:
         return self.out / "references" / folder_name(label) / kind
@@ -190,7 +190,7 @@ class Plan:
                 assert tuning is not None
                 tried = f"{tuning.key}={value}"
                 folder = self.out / "tuning" / folder_name(entry.name) / folder_name(tried)
-                # a choice made on validation images must not have seen any others
+                # the choice is made on the validation images, so nothing else is evaluated
                 yield self._cell(entry, self.matrix.seeds[0], folder, [tried], (), (), tried=tried)
 
     def _cells(self, entry: MethodEntry, chosen: str | None = None) -> Iterator[Cell]:
@@ -228,22 +228,22 @@ class Plan:
         except InputError as error:
             raise InputError(f"method {label or entry.name}: {error.where}", error.found, error.expected) from None
         if config.engine.devices * config.engine.nodes > 1:
-            raise InputError("engine.devices", "several", "1: a benchmark runs one process a device")
+            raise InputError("engine.devices", "several", "1: a benchmark runs one process per device")
         return Cell(
             label or entry.name, seed, folder, matrix.recipe, overrides, config, datasets, calibrators,
-            tuple(matrix.bins), matrix.keep, _as_read(config, grid or {}), tried, like,
+            tuple(matrix.bins), matrix.keep, _parsed_values(config, grid or {}), tried, like,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the result file of a task says.
+    """The content of the result file of a task.
 
     Attributes:
         digest: Digest of the settings it was made with.
         method: The method's settings; empty for a reference.
-        grid: The values that tell a cell from others of its entry.
-        warnings: What the training and the evaluations warned of.
+        grid: The values that distinguish a cell from others of its entry.
+        warnings: Warnings of the training and the evaluations.
         records: One per calibrator and data set, the validation images first.
         separations: By calibrator and data set, where the records no longer have the entropy of every image.
     """
@@ -278,23 +278,23 @@ def read_result(task: Task) -> Result | None:
 
 
 def finished(task: Task) -> bool:
-    """Whether a task has a result that was made with its settings."""
+    """Return whether a task has a result that was made with its settings."""
     result = read_result(task)
     return result is not None and result.digest == task.digest
 
 
 def failed(task: Task) -> bool:
-    """Whether a task was tried in this call and failed."""
+    """Return whether a task was tried in this call and failed."""
     return (task.folder / ERROR).exists()
 
 
 def folder_name(text: str) -> str:
-    """A label as the name of a folder."""
+    """Return a label as the name of a folder."""
     return re.sub(r"[^\w.,=+-]+", "_", text).strip(".") or "_"
 
 
 def _labels(entry: MethodEntry) -> list[str]:
-    """An entry's name, with the values of its grid where it has one."""
+    """Return the name of an entry for each point of its grid, with the values of that point."""
     return [
         " ".join([entry.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())])
         for point in _points(entry)
@@ -302,52 +302,58 @@ def _labels(entry: MethodEntry) -> list[str]:
 
 
 def _points(entry: MethodEntry) -> list[dict[str, Value]]:
-    """The points of an entry's grid; one without coordinates where there is none."""
+    """Return the points of an entry's grid; without a grid, one point without coordinates."""
     return [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
 
 
-def _as_read(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
-    """The grid's values as the configuration has them: YAML reads 1e-4 as text, for want of a dot."""
+def _parsed_values(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
+    """Return the values of a grid as the configuration has them, because YAML reads 1e-4, without a dot, as text."""
     settings = config.model_dump(mode="json")
     values = {}
     for key in grid:
-        place: Any = settings
+        value: Any = settings
         for part in key.split("."):
-            place = place[part]
-        values[key] = place
+            value = value[part]
+        values[key] = value
     return values
 
 
 def _digest(training: Any, cell: Cell) -> str:
-    """Hash of what is trained and how it is evaluated."""
+    """Hash what is trained and how it is evaluated."""
     datasets = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in cell.datasets]
     parts = [VERSION, training, datasets, cell.calibrators, cell.bins]
-    return hashlib.sha256(json.dumps(rounded(parts), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(round_floats(parts), sort_keys=True).encode()).hexdigest()
 
 
 def _check_calibrator(name: str, cells: list[Cell]) -> None:
-    """A calibrator must exist, and be made for as many classes as the models have."""
+    """Check that a calibrator exists and supports the number of classes of the models."""
     find_calibrator(name, "calibrators")
     for classes in {cell.config.data.classes for cell in cells}:
         try:
             posthoc.create(name, **({"num_classes": classes} if classes > 1 else {}))
         except TypeError:
-            raise InputError("calibrators", f"{name} for {classes} classes", "one that takes as many") from None
+            raise InputError(
+                "calibrators", f"{name} for {classes} classes", "a calibrator for as many classes"
+            ) from None
 
 
 def _check_informationless(datasets: list[Dataset], cells: list[Cell]) -> None:
-    """Only foreground masks can be empty."""
+    """Refuse informationless images for several classes, because only foreground masks can be empty."""
     for dataset in datasets:
         classes = max(cell.config.data.classes for cell in cells)
         if dataset.informationless and classes > 1:
-            found = f"informationless images for {classes} classes"
-            raise InputError(f"datasets: {dataset.name}", found, "foreground masks, which can be empty")
+            problem = f"informationless images for {classes} classes"
+            raise InputError(f"datasets: {dataset.name}", problem, "foreground masks, which can be empty")
 
 
-def _check_folders(places: list[tuple[str, Path]]) -> None:
-    """Two labels must not share a folder."""
-    taken: dict[Path, str] = {}
-    for name, folder in places:
-        if folder in taken:
-            raise InputError("methods", f"{taken[folder]!r} and {name!r}, which need one folder", "names further apart")
-        taken[folder] = name
+def _check_folders(folders: list[tuple[str, Path]]) -> None:
+    """Check that no two labels share a folder."""
+    owners: dict[Path, str] = {}
+    for name, folder in folders:
+        if folder in owners:
+            raise InputError(
+                "methods",
+                f"{owners[folder]!r} and {name!r}, which need the same folder",
+                "names that differ in more than punctuation",
+            )
+        owners[folder] = name

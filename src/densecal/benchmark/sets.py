@@ -1,4 +1,4 @@
-"""The image sets of a benchmark, read once a process whatever the number of cells."""
+"""The image sets of a benchmark, read once per process whatever the number of cells."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _STRIPPED_AT_ONCE = 64
 
 
 class ImageSets:
-    """Image sets that are read when first asked for and kept."""
+    """Image sets that are read on first use and kept."""
 
     def __init__(self) -> None:
         self._kept: dict[str, ImageSet] = {}
 
     def of(self, config: Config, datasets: tuple[Dataset, ...], progress: Progress = silent) -> list[ImageSet]:
-        """The validation images of a run, and after them the data sets, at the size its network sees."""
+        """Return the validation images of a run, and after them the data sets, at the size its network sees."""
         return [self._validation(config.data, progress), *(self._read(d, config.data, progress) for d in datasets)]
 
     def _validation(self, data: DataConfig, progress: Progress) -> ImageSet:
@@ -76,21 +76,23 @@ def check_datasets(datasets: list[Dataset]) -> None:
             source = open_source(dataset.images, dataset.masks)
             if not (source.has_masks or dataset.ood):
                 raise InputError(
-                    f"datasets: {dataset.name}", "images without masks", "masks, or ood: true if nothing is to be found"
+                    f"datasets: {dataset.name}",
+                    "images without masks",
+                    "masks, or ood: true if no image shows an object",
                 )
 
 
 def _stripped_set(name: str, data: ImageSet) -> ImageSet:
-    """A data set with the information taken out of its images, and empty masks of their sizes."""
+    """Return a data set without the objects of its images, and with empty masks of the same sizes."""
     return replace(
         data,
         name=name,
-        images=np.concatenate([_stripped(data, i) for i in range(0, len(data), _STRIPPED_AT_ONCE)]),
+        images=np.concatenate([_strip(data, i) for i in range(0, len(data), _STRIPPED_AT_ONCE)]),
         masks=[np.zeros_like(mask) for mask in data.masks],
     )
 
 
-def _stripped(data: ImageSet, first: int) -> NDArray[np.uint8]:
+def _strip(data: ImageSet, first: int) -> NDArray[np.uint8]:
     part = slice(first, first + _STRIPPED_AT_ONCE)
     images = torch.from_numpy(data.images[part]).permute(0, 3, 1, 2).float() / 255
     size = images.shape[2:]

@@ -1,4 +1,4 @@
-"""What a grid of settings shows: a figure over a parameter, the effective range of alpha, convergence of the rule."""
+"""Studies of a grid of settings: a figure over a parameter, the effective range of alpha, convergence of the rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sweep:
     Attributes:
         method: Name of the method.
         key: The setting that varies, such as ``alpha``.
-        lines: Rows of all data sets in the order of the number, by what else tells them apart.
+        lines: Rows of all data sets in the order of the number, by the other settings in which they differ.
     """
 
     method: str
@@ -27,7 +27,7 @@ class Sweep:
     lines: dict[str, list[Row]]
 
     def points(self, line: str, dataset: str) -> list[tuple[float, Row]]:
-        """The number and the row at each point of a line."""
+        """Return the number and the row at each point of a line."""
         return [(float(row.method[self.key]), row) for row in self.lines[line] if row.dataset == dataset]
 
 
@@ -39,7 +39,7 @@ class EffectiveRange:
         line: Which technique.
         dataset: On which data.
         bins: Bins of the calibration error.
-        lower: Least of these values; 0 where the smallest value tried is one of them, ``None`` where none is.
+        lower: Least of these values; 0 if the smallest value tried is one of them, ``None`` if there are none.
         upper: Largest of these values.
         best: The value with the least error.
         ece: That error.
@@ -78,26 +78,26 @@ class AlphaPath:
 
 
 def sweeps(summary: Summary) -> list[Sweep]:
-    """The sweeps of a benchmark: methods whose entries have a grid over a number."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    """Return the sweeps of a benchmark: methods whose entries have a grid over a number."""
+    swept: dict[tuple[str, str], list[Row]] = {}
     for row in summary.rows:
         if row.calibrator != PLAIN or row.reference:
             continue
         for key in row.grid:
             name = key.removeprefix("method.")
             if key.startswith("method.") and _is_number(row.grid[key]):
-                found.setdefault((row.method["name"], name), []).append(row)
+                swept.setdefault((row.method["name"], name), []).append(row)
     return [
         Sweep(method, key, _lines(rows, key))
-        for (method, key), rows in found.items()
+        for (method, key), rows in swept.items()
         if len({row.method[key] for row in rows}) > 1
     ]
 
 
 def effective_ranges(summary: Summary, sweep: Sweep, bins: int) -> list[EffectiveRange]:
-    """The effective range of a sweep's setting for every line and data set, as in the paper's appendix.
+    """Return the effective range of a sweep's setting for every line and data set, as in the paper's appendix.
 
-    The baseline is plain cross entropy where the benchmark has it, else the value 0 of the setting.
+    The baseline is plain cross entropy if the benchmark has it, else the value 0 of the setting.
     """
     other = None if bins == summary.bins else bins
     ranges = []
@@ -119,7 +119,7 @@ def effective_ranges(summary: Summary, sweep: Sweep, bins: int) -> list[Effectiv
 
 
 def reference_value(summary: Summary, dataset: str, section: str, key: str, bins: int | None = None) -> float | None:
-    """The mean figure of plain cross entropy on a data set, if the benchmark has it."""
+    """Return the mean figure of plain cross entropy on a data set, if the benchmark has it."""
     for row in summary.rows:
         plain = row.calibrator == PLAIN and not row.reference and not row.grid
         if row.label == REFERENCE and plain and row.dataset == dataset:
@@ -129,7 +129,7 @@ def reference_value(summary: Summary, dataset: str, section: str, key: str, bins
 
 
 def convergence(summary: Summary) -> list[AlphaPath]:
-    """Paths of the cells whose grid varies the normalisation of the gradient, technique by technique."""
+    """Return the paths of cells whose grid varies the normalisation of the gradient, by technique."""
     labels = {row.label: row for row in summary.rows if "method.grad_norm" in row.grid}
     groups: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}
     for label, row in labels.items():
@@ -152,7 +152,7 @@ def _path(technique: str, grad_norm: str, logs: list[list[dict[str, Any]]]) -> A
 
 
 def _lines(rows: list[Row], key: str) -> dict[str, list[Row]]:
-    """Rows by the settings that differ between them, but for the one that is swept."""
+    """Group rows by the settings that differ between them, except the one that is swept."""
     others = [{name: value for name, value in row.method.items() if name not in ("name", key)} for row in rows]
     names = sorted({name for other in others for name in other})
     varied = [name for name in names if len({str(other.get(name)) for other in others}) > 1]
@@ -164,7 +164,7 @@ def _lines(rows: list[Row], key: str) -> dict[str, list[Row]]:
 
 
 def _around(best: float, values: list[float], good: set[float]) -> list[float]:
-    """The good values that follow one another without a gap and hold the best one."""
+    """Return the run of consecutive good values that contains the best one."""
     run: list[float] = []
     for value in values:
         if value in good:

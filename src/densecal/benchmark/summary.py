@@ -1,4 +1,4 @@
-"""What the result files of a benchmark say together: one row a method, calibrator and data set."""
+"""The result files of a benchmark together: one row per method, calibrator and data set."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from densecal.metrics.ood import Separation, separation
 
 @dataclass(frozen=True)
 class Row:
-    """The evaluations of one method, with one calibrator or none, on one data set: a record a seed.
+    """The evaluations of one method, with one calibrator or none, on one data set: one record per seed.
 
     Attributes:
         label: The method's label.
         calibrator: ``none`` for the model as it is.
         dataset: Data set.
-        ood: Whether its images show nothing to be found.
-        reference: ``ensemble`` or ``MC dropout``, which are no methods of their own; else empty.
+        ood: Whether no image shows an object.
+        reference: ``ensemble`` or ``MC dropout``, which are not methods of their own; else empty.
         method: The method's settings.
         grid: The values that tell the row from others of its entry; empty without a grid.
         records: Records by seed; by ``all`` for an ensemble.
-        separations: The same for images without foreground: how well the entropy of an image tells them from the
+        separations: By seed, for images without foreground: how well the entropy of an image separates them from the
             validation images.
     """
 
@@ -57,7 +57,7 @@ class Row:
         return name if self.calibrator == PLAIN else f"{name} + {self.calibrator}"
 
     def values(self, section: str, key: str, bins: int | None = None) -> dict[str, float]:
-        """A figure by seed, without the seeds that do not have it.
+        """Return a figure by seed, without the seeds that do not have it.
 
         Args:
             section: ``calibration``, ``segmentation``, ``entropy`` or ``ood``.
@@ -81,18 +81,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """A benchmark as its files have it.
+    """A benchmark as read from its files.
 
     Attributes:
-        matrix: What it is made of.
-        command: What made it.
+        matrix: Its definition.
+        command: The command that made it.
         rows: In the order of the tables.
         choices: Tuned strengths by label.
         missing: Tasks without a result, and why.
         stale: Tasks whose result was made with other settings than the matrix has.
         logs: Training logs by label and seed, lists of the lines of ``log.jsonl``.
         commands: The command that trained each cell, by its key.
-        notes: Warnings of the trainings, with the cells that gave them.
+        notes: Warnings of the trainings, with the cells that they come from.
     """
 
     matrix: Matrix
@@ -117,7 +117,7 @@ class Summary:
 
 
 def summarise(matrix: Matrix, out: Path, command: str) -> Summary:
-    """Read the result files of a benchmark; nothing else is needed, neither data nor checkpoints.
+    """Read the result files of a benchmark; neither data nor checkpoints are needed.
 
     Args:
         matrix: The benchmark.
@@ -144,12 +144,12 @@ def summarise(matrix: Matrix, out: Path, command: str) -> Summary:
         if read_result(trial) is None:
             summary.missing[trial.key] = _why_missing(trial)
         summary.commands[trial.key] = _command(trial)
-    summary.rows.extend(sorted(by_row.values(), key=lambda row: _place(summary, row)))
+    summary.rows.extend(sorted(by_row.values(), key=lambda row: _order(summary, row)))
     return summary
 
 
 def results(summary: Summary) -> dict[str, Any]:
-    """Every figure of every row as mean, spread over seeds and value of each seed, ready to be written as JSON."""
+    """Return every figure of every row for JSON: mean, spread over seeds and value per seed."""
     return {
         "command": summary.command,
         "densecal": __version__,
@@ -163,7 +163,7 @@ def results(summary: Summary) -> dict[str, Any]:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; NaN where there are too few values."""
+    """Return mean and sample standard deviation; NaN where there are too few values."""
     values = list(values)
     mean = statistics.fmean(values) if values else math.nan
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
@@ -199,8 +199,8 @@ def _entropies(record: Record) -> NDArray[np.float64]:
     return drop_missing(record.entropy.images)
 
 
-def _place(summary: Summary, row: Row) -> tuple[int, int, int]:
-    """By data set; then methods as they are, with each calibrator, and references last; methods keep their order."""
+def _order(summary: Summary, row: Row) -> tuple[int, int, int]:
+    """Return the sort key of a row: data set, then references last, then calibrator; methods keep their order."""
     calibrators = [PLAIN, *summary.matrix.calibrators]
     return summary.datasets.index(row.dataset), int(bool(row.reference)), calibrators.index(row.calibrator)
 

@@ -1,4 +1,4 @@
-"""Choosing a method's strength on the validation images alone, with one budget for all methods."""
+"""Choosing the strength of a method on the validation images alone, with the same budget for all methods."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from densecal.benchmark.matrix import REFERENCE
 from densecal.benchmark.plan import Cell, Plan, finished, read_result
 
 MAX_DROP = 0.005
-"""A strength may cost this much of the F measure (mIoU for K classes), and no more."""
+"""Largest loss of the F measure (mIoU for K classes) that a strength may cause."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one value of a strength gave on the validation images.
+    """The result of one value of a strength on the validation images.
 
     Attributes:
         override: The setting, as ``key=value``.
@@ -44,14 +44,14 @@ class Choice:
 
 
 def choose(trials: tuple[Trial, ...], reference: float) -> Choice:
-    """The value with the least calibration error among those that keep the score; the first one of equals."""
+    """Choose the value with the least calibration error among those that keep the score; the first one of equals."""
     keeping = [trial for trial in trials if trial.score > reference - MAX_DROP]
     best = min(keeping, key=lambda t: t.ece) if keeping else max(trials, key=lambda t: t.score)
     return Choice(trials, reference, best.override, bool(keeping))
 
 
 def choices(plan: Plan) -> dict[str, Choice]:
-    """The choices that can be made so far, by label: those whose trials, and the reference, are finished."""
+    """Return the choices that can be made so far, by label: those whose trials, and the reference, are finished."""
     if not plan.trials:
         return {}
     first = plan.matrix.seeds[0]
@@ -59,17 +59,17 @@ def choices(plan: Plan) -> dict[str, Choice]:
     plain = _validation(reference)
     if plain is None:
         return {}
-    made = {}
+    by_label = {}
     for label in plan.matrix.tune:
-        tried = [(cell, _validation(cell)) for cell in plan.trials if cell.label == label]
-        found = [Trial(cell.tried, *figures) for cell, figures in tried if figures is not None]
-        if len(found) == len(tried):
-            made[label] = choose(tuple(found), plain[1])
-    return made
+        figures = [(cell, _validation(cell)) for cell in plan.trials if cell.label == label]
+        trials = [Trial(cell.tried, *values) for cell, values in figures if values is not None]
+        if len(trials) == len(figures):
+            by_label[label] = choose(tuple(trials), plain[1])
+    return by_label
 
 
 def _validation(cell: Cell) -> tuple[float, float] | None:
-    """Calibration error and score of a finished cell on the validation images."""
+    """Return the calibration error and the score of a finished cell on the validation images."""
     if not finished(cell):
         return None
     result = read_result(cell)

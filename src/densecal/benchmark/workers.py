@@ -1,4 +1,4 @@
-"""Running a benchmark: worker processes that take cells from one list, guarded by locks, and one that watches."""
+"""Running a benchmark: worker processes that take cells from one list, guarded by locks, and one that watches them."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ Watch = Callable[[Event], None]
 def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None = None) -> None:
     """Run the cells of a matrix that are not finished yet.
 
-    Every task ends with a result file or, if it failed, with an error file; failures of earlier calls are tried again.
+    Every task ends with a result file or, if it failed, with an error file. Failures of earlier calls are retried.
 
     Args:
         matrix: The benchmark.
         out: Its folder.
-        jobs: Processes a device; there is one device a GPU, or else the CPU.
-        watch: Told what happens.
+        jobs: Processes per device; every GPU is a device, or else the CPU.
+        watch: Called with every event.
 
     Raises:
         InputError: The settings or the data are wrong; nothing was trained.
-        Preempted: SIGTERM came; another call goes on.
+        Preempted: SIGTERM was received; another call continues.
     """
     watch = watch or (lambda event: None)
     plan = Plan(matrix, out)
@@ -79,7 +79,7 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
         watch(Event(task.key, "waiting"))
     workers: list[_Worker] = []
     try:
-        with _stoppable():
+        with _raise_on_sigterm():
             workers += [_Worker(matrix, out, variables) for variables in _environments(plan, jobs)]
             _watch_workers(workers, watch)
     finally:
@@ -90,11 +90,11 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
 
 
 def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
-    """Tasks that can be done now and are neither finished nor failed.
+    """Return the tasks that can be done now and are neither finished nor failed.
 
     Args:
         plan: All tasks.
-        done: Folders of tasks that are known to be finished and are not looked up again; grows.
+        done: Folders of tasks that are known to be finished and are not read again; finished tasks are added.
     """
 
     def is_done(task: Task) -> bool:
@@ -112,7 +112,7 @@ def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
 
 
 class _Worker:
-    """A process that does tasks, and what it is doing."""
+    """A process that runs tasks, and its current task."""
 
     def __init__(self, matrix: Matrix, out: Path, variables: dict[str, str]) -> None:
         self.arguments = (matrix, out, variables)
@@ -126,18 +126,18 @@ class _Worker:
         other.close()  # so that the pipe ends when the process does
 
     def ask_to_stop(self) -> None:
-        """A training writes a checkpoint and ends; anything else ends at once."""
+        """Send SIGTERM: a training writes a checkpoint and ends, anything else ends at once."""
         if self.process.is_alive():
             self.process.terminate()
 
     def close(self) -> None:
-        """Wait for the end."""
+        """Wait for the process to end."""
         self.process.join()
         self.pipe.close()
 
 
 def _watch_workers(workers: list[_Worker], watch: Watch) -> None:
-    """Pass on what the workers report, until all have ended; one that dies is replaced, and its task has failed."""
+    """Pass on the events of the workers until all have ended. One that dies is replaced, and its task has failed."""
     while running := {worker.pipe: worker for worker in workers if not worker.pipe.closed}:
         for pipe in wait(list(running)):
             assert isinstance(pipe, Connection)
@@ -147,13 +147,13 @@ def _watch_workers(workers: list[_Worker], watch: Watch) -> None:
             except EOFError:
                 worker.close()
                 if worker.process.exitcode != 0:
-                    workers.append(_replaced(worker, watch))
+                    workers.append(_replace_worker(worker, watch))
                 continue
             worker.task = (event.task, folder) if event.state == "running" else None
             watch(event)
 
 
-def _replaced(worker: _Worker, watch: Watch) -> _Worker:
+def _replace_worker(worker: _Worker, watch: Watch) -> _Worker:
     """Note the failure of a worker that died, and start another in its place."""
     code = worker.process.exitcode
     if worker.task is None:
@@ -168,22 +168,22 @@ def _replaced(worker: _Worker, watch: Watch) -> _Worker:
 
 
 def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
-    """What a worker process does: one open task after the other, until none is left."""
+    """Run open tasks in a worker process, one after the other, until none is left."""
     start_worker()
     plan, sets, done = Plan(matrix, out), ImageSets(), set[Path]()
     while tasks := open_tasks(plan, done):
-        if not any(_done(task, sets, pipe) for task in tasks):
-            # the rest is under way in other processes; what they finish may open more, what they leave is taken up
+        if not any(_try_task(task, sets, pipe) for task in tasks):
+            # other processes run the rest; when they finish or die, there may be more to do here
             time.sleep(POLL_SECONDS)
 
 
-def _done(task: Task, sets: ImageSets, pipe: Connection) -> bool:
-    """Do a task, unless another process is at it or was first."""
+def _try_task(task: Task, sets: ImageSets, pipe: Connection) -> bool:
+    """Run a task and return true, unless another process runs it or has finished it."""
     # only workers need the networks, whose libraries take seconds to load
     from densecal.benchmark.cells import run_task
 
-    with lock_folder(task.folder) as mine:
-        if not mine or finished(task) or failed(task):
+    with lock_folder(task.folder) as held:
+        if not held or finished(task) or failed(task):
             return False
         report = _Reporter(pipe, task)
         report.send("running", "starting")
@@ -198,14 +198,14 @@ def _done(task: Task, sets: ImageSets, pipe: Connection) -> bool:
             report.send("failed", text.rstrip().splitlines()[-1])
         else:
             report.send("finished", f"{time.perf_counter() - start:.0f} s")
-        # other workers on the device can use what this task has left behind
+        # other workers on the device can use the memory that this task leaves behind
         gc.collect()
         torch.cuda.empty_cache()
         return True
 
 
 class _Reporter:
-    """Tells the watching process what a task is at, a few times a second."""
+    """Reports the progress of a task to the watching process, a few times per second."""
 
     def __init__(self, pipe: Connection, task: Task) -> None:
         self.pipe, self.task, self.last = pipe, task, 0.0
@@ -220,12 +220,12 @@ class _Reporter:
         try:
             self.pipe.send((Event(self.task.key, state, text), self.task.folder))
         except OSError:
-            os._exit(1)  # the parent is gone; this is no failure of the task
+            os._exit(1)  # the parent is gone, which is not a failure of the task
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM as an error, so that the workers are asked to stop too."""
+def _raise_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an error, so that the workers are asked to stop too."""
 
     def stop(*_: object) -> None:
         raise Preempted("stopped; the same command goes on")
@@ -241,14 +241,14 @@ def _stoppable() -> Iterator[None]:
 
 
 def _forget_failures(out: Path) -> None:
-    """What failed in an earlier call is tried again."""
+    """Remove the error files of earlier calls, so that their tasks are retried."""
     for kind in ("cells", "tuning", "references"):
         for error in list((out / kind).glob(f"**/{ERROR}")):
             error.unlink(missing_ok=True)
 
 
 def _pack(plan: Plan, watch: Watch) -> None:
-    """Pack the training images before several workers do it at the same time."""
+    """Pack the training images, so that several workers do not do it at the same time."""
 
     def report(title: str, done: int, total: int, /, **figures: float) -> None:
         watch(Event("data", "running", f"{title}: {done} of {total}"))
@@ -261,9 +261,9 @@ def _pack(plan: Plan, watch: Watch) -> None:
 
 
 def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:
-    """The environment of every worker: one GPU, or a share of the cores."""
-    places = [{}] if plan.untuned[0].config.engine.accelerator == "cpu" else _devices()
-    environments = [place for place in places for _ in range(jobs)]
+    """Return the environment of every worker: one GPU, or a share of the cores."""
+    devices = [{}] if plan.untuned[0].config.engine.accelerator == "cpu" else _devices()
+    environments = [device for device in devices for _ in range(jobs)]
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores() // len(environments)))}
     return [{**variables, **threads} for variables in environments]
 

@@ -1,1 +1,1 @@
-"""Calibrators where they meet files and models: fitted on map folders, runs or image sets, applied to map folders."""
+"""Fitting calibrators on map folders, runs or image sets, and applying them to map folders."""

@@ -16,7 +16,7 @@ from densecal.posthoc.scores import Scores, score_batches, score_histogram
 from densecal.runtime.progress import Progress, retitle, silent
 
 SATURATED = 0.1
-"""Above this share of pixels at the ends of 8-bit maps a temperature or slope is off by more than a few per cent."""
+"""Above this share of 8-bit pixels at 0 and 255, a fitted temperature or slope is off by more than a few per cent."""
 
 
 class FitData(Protocol):
@@ -44,13 +44,13 @@ class FitData(Protocol):
         ...
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
-        """Make one pass; void pixels are ``ignore_index``."""
+        """Yield all batches once; void pixels have the label ``ignore_index``."""
         ...
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted calibrator and what it gained on the data it was fitted on."""
+    """A fitted calibrator, and the scores before and after on the data it was fitted on."""
 
     calibrator: Calibrator
     images: int
@@ -81,10 +81,10 @@ def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress
 
 
 def fit_several(methods: Sequence[str], data: FitData, device: torch.device | str) -> dict[str, Calibrator]:
-    """Fit several calibrators, those of one logit from one pass.
+    """Fit several calibrators. Those that are fitted from a histogram share one pass over the data.
 
     Returns:
-        Those that could be fitted, by method; for each of the others there is a warning.
+        The calibrators that could be fitted, by method; for each of the others there is a warning.
     """
     new = {method: _new_calibrator(method, data, device) for method in methods}
     needs_histogram = any(calibrator.from_histogram for calibrator in new.values())
@@ -94,7 +94,7 @@ def fit_several(methods: Sequence[str], data: FitData, device: torch.device | st
         try:
             calibrator.fit(histogram if calibrator.from_histogram else data.batches, data.ignore_index)
         except InputError as error:
-            # a model that no calibrator fits is still a result
+            # the model is still evaluated without this calibrator
             warnings.warn(f"{error}; evaluated without {method}", stacklevel=2)
             continue
         fitted[method] = calibrator.eval()

@@ -50,7 +50,7 @@ class MapData:
         self.classes = classes
         self.mask_void = ignore_index
         self.ignore_index = VOID if ignore_index is None or classes == 1 else ignore_index
-        self.images = None if images is None else _photographs(images, [pair.stem for pair in self.pairs])
+        self.images = None if images is None else _open_photographs(images, [pair.stem for pair in self.pairs])
         self.has_images = images is not None
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class MapData:
         return histogram
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
-        """Make one pass, an image at a time, or a part of a large one."""
+        """Yield all images once, one at a time, or a large one in chunks."""
         for pair in track(self.pairs, "Reading maps", progress):
             if self.classes == 1:
                 read = read_foreground_pair(pair, self.mask_void)
@@ -80,8 +80,8 @@ class MapData:
                 prediction, labels, _ = read_class_pair(pair, self.classes, self.ignore_index)
                 masks = torch.from_numpy(labels.astype(np.int64))[None]
             if self.images is not None:
-                yield Batch(map_logits(prediction), masks, _photograph(self.images, pair.stem, masks.shape[-2:]))
-            else:  # pixels alone count, so a large map may come in chunks
+                yield Batch(map_logits(prediction), masks, _read_photograph(self.images, pair.stem, masks.shape[-2:]))
+            else:  # without images, pixels are independent, so a large map may come in chunks
                 for rows in row_chunks(masks.shape[-2:]):
                     yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
 
@@ -95,7 +95,7 @@ def apply(
     8- and 16-bit maps become 16-bit PNG, because 8 bits would round what was calibrated; float maps become ``.npy``.
 
     Args:
-        calibrator: A fitted one.
+        calibrator: A fitted calibrator.
         predictions: Folder of maps.
         out: Another folder.
         images: Folder of the photographs, for calibrators that look at them.
@@ -109,17 +109,17 @@ def apply(
     maps = find_maps(predictions)
     if calibrator.needs_images and images is None:
         raise InputError(calibrator.method, "maps without images", "--images")
-    source = None if images is None else _photographs(images, [pair.stem for pair in maps])
+    source = None if images is None else _open_photographs(images, [pair.stem for pair in maps])
     for pair in track(maps, "Calibrating", progress):
         prediction = read_map(pair.prediction, calibrator.num_classes)
-        photograph = None if source is None else _photograph(source, pair.stem, prediction.shape[-2:])
-        p = _calibrated(calibrator, prediction, photograph)
+        photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
+        p = _calibrate(calibrator, prediction, photograph)
         write_plane(out / pair.stem, p[0] if calibrator.num_classes == 1 else p)
     return len(maps)
 
 
-def _calibrated(calibrator: Calibrator, prediction: Array, photograph: Tensor | None) -> Array:
-    """Probabilities (classes, H, W): float64 stays float64, other floats become float32, levels 16 bits."""
+def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | None) -> Array:
+    """Return probabilities (classes, H, W): float64 for float64, float32 for other floats, 16 bits for levels."""
     kind = prediction.dtype if prediction.dtype == np.float64 else np.dtype(np.float32)
     levels = not np.issubdtype(prediction.dtype, np.floating)
     calibrated = np.empty((calibrator.num_classes, *prediction.shape[-2:]), np.uint16 if levels else kind)
@@ -144,7 +144,7 @@ def control_risk(
 
 
 def map_logits(prediction: Array) -> Tensor:
-    """float64 logits (1, 1, H, W) of a foreground map, or (1, K, H, W) of a softmax map."""
+    """Return the float64 logits (1, 1, H, W) of a foreground map, or (1, K, H, W) of a softmax map."""
     if prediction.ndim == 3:
         return torch.from_numpy(prediction.astype(np.float64)).clamp(min=P_CLIP).log()[None]
     if np.issubdtype(prediction.dtype, np.floating):
@@ -153,7 +153,7 @@ def map_logits(prediction: Array) -> Tensor:
     return table[torch.from_numpy(prediction.astype(np.int64))][None, None]
 
 
-def _photographs(folder: Path, stems: list[str]) -> Source:
+def _open_photographs(folder: Path, stems: list[str]) -> Source:
     source = open_source(folder)
     missing = sorted(set(stems) - set(source.names))
     if missing:
@@ -161,8 +161,8 @@ def _photographs(folder: Path, stems: list[str]) -> Source:
     return source
 
 
-def _photograph(source: Source, stem: str, size: tuple[int, ...]) -> Tensor:
-    """An image in [0, 1], (1, 3, H, W), at the size of a map."""
+def _read_photograph(source: Source, stem: str, size: tuple[int, ...]) -> Tensor:
+    """Read an image as floats in [0, 1], (1, 3, H, W), at the size of a map."""
     image = torch.tensor(source.image(stem)).permute(2, 0, 1)[None].float() / 255
     if image.shape[-2:] == size:
         return image

@@ -1,9 +1,9 @@
-"""Calibrators for models: fitted on a run's validation images or on an image set, and a run that brings its own."""
+"""Calibrators for models: fitted on the validation images of a run or on an image set, and a run's own calibrator."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,11 +12,11 @@ from densecal import posthoc
 from densecal.calibrate.fit import fit
 from densecal.data.decoding import read_sample
 from densecal.errors import InputError
-from densecal.evaluation.model import ImageSet, Logits, model_outputs, resized
+from densecal.evaluation.model import ImageSet, Logits, model_outputs, resize
 from densecal.io.masks import VOID
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
-from densecal.prediction.predictor import grouped, load_predictor, own_calibrator_error
+from densecal.prediction.predictor import group_by_pixels, load_predictor, own_calibrator_error
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, retitle, silent, track
@@ -29,7 +29,7 @@ from densecal.training.samples import open_parts
 AT_ONCE = 8
 """Images that go through a network together."""
 COUNTED_BATCH, TRAINED_BATCH = 64, 4
-"""The same for an image set in memory: for calibrators that count pixels, and for those trained by gradient steps."""
+"""Batch sizes for an image set in memory: to count pixels, and for calibrators trained by gradient steps."""
 
 
 class RunData:
@@ -56,16 +56,13 @@ class RunData:
 
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels."""
-        histogram = LogitHistogram()
-        for batch in self.batches(progress):
-            histogram.update(batch.logits, batch.masks)
-        return histogram
+        return _count_logits(self.batches(progress))
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
-        """Make one pass, an image at a time, on the model's device; the network sees several at once."""
+        """Yield all images once, one at a time, on the model's device; the network sees several at a time."""
         device = self.predictor.device
         samples = (read_sample(self.part.source, name, self.classes, self.ignore_index)[:2] for name in self.part.names)
-        groups = grouped(samples, lambda sample: sample[1].size, AT_ONCE)
+        groups = group_by_pixels(samples, lambda sample: sample[1].size, AT_ONCE)
 
         def batches() -> Iterator[Batch]:
             for group in prefetch(groups, depth=1):
@@ -74,7 +71,7 @@ class RunData:
                     labels = torch.tensor(mask).to(device)
                     masks = labels.long()[None] if self.classes > 1 else (labels > 0).long()[None, None]
                     photograph = torch.tensor(image).to(device).permute(2, 0, 1)[None].float() / 255
-                    # a copy, because no gradient passes through what inference mode makes
+                    # a copy, because tensors of inference mode cannot take part in training
                     yield Batch(logits[None].clone(), masks, photograph)
 
         yield from track(batches(), "Predicting", progress, len(self))
@@ -100,20 +97,24 @@ class ImageSetData:
 
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels."""
-        histogram = LogitHistogram()
-        for batch in self._batches(COUNTED_BATCH):
-            histogram.update(batch.logits, batch.masks)
-        return histogram
+        return _count_logits(self._batches(COUNTED_BATCH))
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
-        """Make one pass, a few images at a time."""
+        """Yield all images once, a few at a time."""
         return self._batches(TRAINED_BATCH)
 
     def _batches(self, size: int) -> Iterator[Batch]:
         for _, images, z, y in model_outputs(self.logits, self.images, self.device, size):
             masks = y if self.classes > 1 else y[:, None]
-            # copies, because no gradient passes through what inference mode makes
-            yield Batch(z.clone(), masks.clone(), resized(images, z.shape[2:]).clone())
+            # copies, because tensors of inference mode cannot take part in training
+            yield Batch(z.clone(), masks.clone(), resize(images, z.shape[2:]).clone())
+
+
+def _count_logits(batches: Iterable[Batch]) -> LogitHistogram:
+    histogram = LogitHistogram()
+    for batch in batches:
+        histogram.update(batch.logits, batch.masks)
+    return histogram
 
 
 def train_and_calibrate(
@@ -124,8 +125,8 @@ def train_and_calibrate(
     Args:
         config: What to train.
         out: Run folder, as for `train`; also holds ``calibrator.json``.
-        resume: Go on from the last checkpoint there, or start if there is none.
-        progress: Told how far it is.
+        resume: Continue from the last checkpoint there, or start if there is none.
+        progress: Told about the progress of training and fitting.
 
     Returns:
         The last validation, or ``None`` if the run was finished already.
@@ -137,7 +138,7 @@ def train_and_calibrate(
 
 
 def _calibrate_run(config: Config, out: Path, progress: Progress, again: bool) -> None:
-    """Fit the run's own calibrator, again if there has been training since."""
+    """Fit the run's own calibrator, unless it has one already and ``again`` is false."""
     method, path = config.model.calibrator, out / checkpoint.CALIBRATOR
     assert method is not None
     with lock_folder(out) as held:
@@ -147,5 +148,5 @@ def _calibrate_run(config: Config, out: Path, progress: Progress, again: bool) -
             data = RunData(checkpoint.find(out), "cpu" if config.engine.accelerator == "cpu" else "auto")
             posthoc.save(fit(method, data, data.predictor.device, retitle(progress, "Calibrator")).calibrator, path)
         except InputError as error:
-            # a model that no calibrator fits is still a model
+            # the model is still useful without its calibrator
             warnings.warn(f"{error}; {out} is left without {method}", stacklevel=3)

@@ -79,12 +79,12 @@ def _print_report(report: Report) -> None:
     from densecal.data.check import KINDS, NOTES
 
     files = report.files
-    about = f"{files.place}: {len(files.images):,} images, {len(files.masks):,} masks"
+    about = f"{files.where}: {len(files.images):,} images, {len(files.masks):,} masks"
     known = f"{files.layout.name}, {files.layout.home}" if files.layout else "not a known published set"
     out = console()
     out.print(escape(f"{about} ({known})"), soft_wrap=True, highlight=False)
     for other in report.against:
-        out.print(escape(f"against {other.place}: {len(other.images):,} images"), soft_wrap=True, highlight=False)
+        out.print(escape(f"against {other.where}: {len(other.images):,} images"), soft_wrap=True, highlight=False)
     table = Table("", "found", "")
     for kind, findings in report.by_kind().items():
         table.add_row(KINDS[kind], f"{len(findings):,}", "worth knowing" if kind in NOTES else "wrong")

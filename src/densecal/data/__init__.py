@@ -1,7 +1,7 @@
 """Data sets: folders, zips and lists of pairs, splits and the packed cache.
 
-``densecal.data.augment`` (torch) and ``densecal.data.scenes`` (scipy) are imported by name: the decoding
-processes import this package, and need neither.
+``densecal.data.augment`` (torch) and ``densecal.data.scenes`` (scipy) are not imported here, because the decoding
+processes import this package and need neither.
 """
 
 from densecal.data.packed import Packed, open_packed, pack

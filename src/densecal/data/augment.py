@@ -1,4 +1,4 @@
-"""Augmentation on the batch's device: one affine map a sample moves image and mask together."""
+"""Augmentation on the batch's device: one affine map per sample moves image and mask together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Padding = Literal["reflection", "zeros"]
 
 _TRANSLATION = 0.1  # of the side
 _SMALLEST_CROP = 0.8  # of the side
-_CODE_BORDER = 30  # pixels the authors' crop takes at most ...
+_CODE_BORDER = 30  # pixels that the authors' crop removes at most ...
 _CODE_SIDE = 400  # ... of their images' longer side; packed images have another size
 _CODE_ROTATIONS = (-15, 15)
 _CODE_ROTATION_PROBABILITY = 0.2
@@ -38,26 +38,26 @@ def augment(
     """Augment a batch; what happens to a sample is a function of (seed, epoch, index) alone.
 
     ``paper``: horizontal flip (probability 1/2), translation by up to 10 % of the side, crop that keeps 80 to
-    100 % of the side. What comes into view beyond the edge is the mirror image, in image and foreground mask
-    alike, so that pixels and labels still belong together.
+    100 % of the side. Beyond the edge lies the mirror image, of the image and of its foreground mask alike, so that
+    pixels and labels still agree.
 
-    ``code``: as the authors' program: flip, centred crop to W-30..W-1 by H-30..H-1 (of sides of 400 pixels),
-    rotation by a whole number of degrees in [-15, 14] with probability 0.2 that leaves the corners black and
-    background. Their rotation interpolates bicubically; here all is one bilinear step.
+    ``code``: as in the authors' program: flip, centred crop to W-30..W-1 by H-30..H-1 (of sides of 400 pixels),
+    rotation by a whole number of degrees in [-15, 14] with probability 0.2, which leaves the corners black and
+    background. Their rotation interpolates bicubically; here everything is one bilinear step.
 
     Three published networks have their own. ``edn``: with probability 1/2 a crop of up to 7/224 of the side from
-    each edge; flip, which in their program turns images upside down; masks stay binary. ``icon``: flip, crop of up
-    to 1/8 of each side anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and salt
-    and pepper on 0.15 % of the mask's pixels.
+    each edge; a flip, which in their program turns images upside down; masks stay binary. ``icon``: flip, crop of up
+    to 1/8 of each side anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and
+    salt-and-pepper noise on 0.15 % of the mask's pixels.
 
     Args:
         images: (B, 3, H, W) floats in [0, 1].
         masks: Foreground masks (B, 1, H, W) float, or labels (B, H, W) long.
-        index: Sample ids, shape (B,), on the CPU for images on a GPU, which takes longer to start on a few numbers.
+        index: Sample ids, shape (B,); on the CPU also for images on a GPU, where so few numbers take longer to draw.
         epoch: Epoch, from 0.
         seed: Seed of the run.
         kind: ``none``, ``paper``, ``code``, ``edn``, ``icon`` or ``ebmgsod``.
-        ignore_index: The label of pixels beyond the edge in label masks, where nothing is known.
+        ignore_index: The label of pixels beyond the edge of label masks.
 
     Returns:
         Images and masks of the same shapes and types.
@@ -69,9 +69,9 @@ def augment(
         raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code, or edn, icon or ebmgsod")
     draws = uniform(seed, epoch, index, stream=Stream.AUGMENT, count=6)
     matrix, shift = geometry(draws)
-    sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so it is the last step back
-    kept = torch.ones_like(sign)
-    mirror = torch.cat((kept, sign) if kind == "edn" else (sign, kept), dim=1)
+    sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so in the inverse map it comes last
+    unchanged = torch.ones_like(sign)
+    mirror = torch.cat((unchanged, sign) if kind == "edn" else (sign, unchanged), dim=1)
     matrix, shift = (
         part.to(images.device, non_blocking=True) for part in (mirror[:, :, None] * matrix, mirror * shift)
     )
@@ -97,7 +97,7 @@ def at_random_size(
         step: Step in the epoch.
         epoch: Epoch, from 0.
         seed: Seed of the run.
-        kind: The augmentation it is part of.
+        kind: The augmentation that this is part of.
     """
     draw = float(uniform(seed, epoch, torch.tensor([step]), Stream.SIZE))
     side = sizes[int(draw * len(sizes))]
@@ -112,20 +112,20 @@ def at_random_size(
 
 
 def _mode(kind: Kind) -> str:
-    """How foreground masks are interpolated."""
+    """Return how foreground masks are interpolated."""
     return "nearest" if kind == "edn" else "bilinear"
 
 
 def _paper(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale by the crop; shift by the crop's place and the translation, in units where the side is 2."""
+    """Scale by the crop; shift by the position of the crop and the translation, in units where the side is 2."""
     scale = 1.0 - (1.0 - _SMALLEST_CROP) * draws[:, 1]
-    place = (1.0 - scale)[:, None] * (2.0 * draws[:, 2:4] - 1.0)
+    position = (1.0 - scale)[:, None] * (2.0 * draws[:, 2:4] - 1.0)
     translation = 2.0 * _TRANSLATION * (2.0 * draws[:, 4:6] - 1.0)
-    return scale[:, None, None] * torch.eye(2, device=draws.device), place + translation
+    return scale[:, None, None] * torch.eye(2, device=draws.device), position + translation
 
 
 def _code(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate, then scale by the two sides of the crop; nothing moves the centre."""
+    """Rotate, then scale by the two sides of the crop, both about the centre."""
     removed = torch.floor(draws[:, 1:3] * _CODE_BORDER) + 1.0
     scale = 1.0 - removed / _CODE_SIDE
     low, high = _CODE_ROTATIONS
@@ -150,7 +150,7 @@ def _icon(draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _window(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """The map to a window, from the shares of the two sides (B, 2) that it leaves out before and after it."""
+    """Return the map to a window, given the shares (B, 2) of both sides that are cut off before and after it."""
     return torch.diag_embed(1.0 - before - after), before - after
 
 
@@ -163,7 +163,7 @@ def warp(
     ignore_index: int = 255,
     mode: str = "bilinear",
 ) -> tuple[Tensor, Tensor]:
-    """Fetch every output pixel from ``matrix @ (its offset from the centre)``, moved by ``shift``.
+    """Sample every output pixel at ``matrix @ (its offset from the centre)``, moved by ``shift``.
 
     Args:
         images: (B, 3, H, W) floats; bilinear.
@@ -179,7 +179,7 @@ def warp(
     """
     height, width = images.shape[-2:]
     matrix, shift = matrix.float(), shift.float()
-    # Written out: a matrix product may run in bfloat16 (autocast) or TF32 and miss by a pixel.
+    # Not a matrix product, which may run in bfloat16 (autocast) or TF32 and miss by a pixel.
     x = _centres(width, images.device)[None, None, :]
     y = _centres(height, images.device)[None, :, None]
     a, b, c, d = (matrix[:, i, j, None, None] for i in (0, 1) for j in (0, 1))

@@ -17,12 +17,12 @@ from densecal.errors import InputError
 from densecal.runtime.progress import Progress, silent
 
 KINDS = {
-    "count": "another number of images than published",
+    "count": "a number of images other than the published one",
     "absent": "names on the set's list without an image",
     "no-mask": "images without a mask",
     "no-image": "masks without an image",
     "unreadable": "unreadable files",
-    "size": "masks of another size than their image",
+    "size": "masks that differ in size from their image",
     "labels": "masks with unknown labels",
     "empty-mask": "masks without foreground (or valid pixels)",
     "full-mask": "masks without background",
@@ -32,14 +32,14 @@ KINDS = {
     "near-duplicate": "images that look alike",
     "grey-mask": "masks with grey values, cut at > 127",
 }
-"""Everything that is looked for."""
+"""Everything that is facts_by_set for."""
 NOTES = ("near-duplicate", "grey-mask")
-"""What is worth knowing, but no fault."""
+"""Kinds that are worth knowing about but are not faults."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One fault or note.
 
     Attributes:
         kind: A key of ``KINDS``.
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What was looked at and what was found.
+    """What was checked and what was found.
 
     Attributes:
         files: The data set.
@@ -70,30 +70,30 @@ class Report:
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is wrong; notes may be there."""
+        """Whether nothing is wrong; there may be notes."""
         return all(finding.kind in NOTES for finding in self.findings)
 
     def by_kind(self) -> dict[str, list[Finding]]:
-        """The findings of each kind of which there are any."""
+        """Return the findings by kind, without the kinds of which there are none."""
         groups = {kind: [finding for finding in self.findings if finding.kind == kind] for kind in KINDS}
-        return {kind: found for kind, found in groups.items() if found}
+        return {kind: findings for kind, findings in groups.items() if findings}
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return everything as a dictionary for JSON."""
         layout = self.files.layout
         return {
-            "place": self.files.place,
+            "place": self.files.where,
             "set": layout.name if layout else None,
             "home": layout.home if layout else None,
             "published": list(layout.counts) if layout else [],
             "images": len(self.files.images),
             "masks": len(self.files.masks),
             "classes": self.classes,
-            "against": [{"place": other.place, "images": len(other.images)} for other in self.against],
+            "against": [{"place": other.where, "images": len(other.images)} for other in self.against],
             "fine": self.fine,
             "findings": {
-                kind: [{"files": list(finding.files), "detail": finding.detail} for finding in found]
-                for kind, found in self.by_kind().items()
+                kind: [{"files": list(finding.files), "detail": finding.detail} for finding in findings]
+                for kind, findings in self.by_kind().items()
             },
         }
 
@@ -112,14 +112,14 @@ def check(
     Args:
         images: As for ``open_source``.
         masks: As for ``open_source``.
-        against: Other sets, of which this one should hold no image.
+        against: Other sets, with which this one should share no image.
         classes: 1 for foreground masks, else the number of classes; a published set's own unless given.
         ignore_index: Label of void pixels; a published set's own, else 255, unless given.
-        workers: Processes; one a core unless given.
+        workers: Processes; one per core unless given.
         progress: Told how many files are read, over all sets.
 
     Raises:
-        InputError: If a path does not exist or holds no images, or two files have one name.
+        InputError: A path does not exist or holds no images, or two files have the same name.
     """
     files = find_files(images, masks)
     others = tuple(find_files(path) for path in against)
@@ -129,23 +129,25 @@ def check(
     own = _Reading.of(files, classes, void)
     readings = [own, *(_Reading.of(Files(other.paths, other.images, {}), 1, 255) for other in others)]
     total = sum(len(reading.names) for reading in readings)
-    looked: list[list[_Facts]] = []
+    facts_by_set: list[list[_Facts]] = []
     for reading in readings:
-        before = sum(map(len, looked))
-        looked.append(decode_all(reading, workers, _after(before, total, progress)) if reading.names else [])
+        before = sum(map(len, facts_by_set))
+        facts_by_set.append(
+            decode_all(reading, workers, _continue_count(before, total, progress)) if reading.names else []
+        )
     findings = [
         *_files_missing(files),
-        *(finding for facts in looked[0] for finding in facts.findings if _counts(finding, files)),
-        *(finding for other in looked[1:] for facts in other for finding in facts.findings),
-        *_copies_inside(own, looked[0]),
+        *(finding for facts in facts_by_set[0] for finding in facts.findings if _is_relevant(finding, files)),
+        *(finding for other in facts_by_set[1:] for facts in other for finding in facts.findings),
+        *_copies_inside(own, facts_by_set[0]),
     ]
-    for reading, facts in zip(readings[1:], looked[1:], strict=True):
-        findings += _copies_between(own, looked[0], reading, facts)
+    for reading, facts in zip(readings[1:], facts_by_set[1:], strict=True):
+        findings += _copies_between(own, facts_by_set[0], reading, facts)
     return Report(files, classes, others, sorted(findings, key=lambda finding: list(KINDS).index(finding.kind)))
 
 
-def _after(before: int, total: int, progress: Progress) -> Progress:
-    """Count on from what was done before."""
+def _continue_count(before: int, total: int, progress: Progress) -> Progress:
+    """Report progress as part of a total, after what was done before."""
 
     def report(title: str, done: int, _: int, /, **figures: float) -> None:
         progress(title, before + done, total)
@@ -153,14 +155,14 @@ def _after(before: int, total: int, progress: Progress) -> Progress:
     return report
 
 
-def _counts(finding: Finding, files: Files) -> bool:
-    """Whether a finding counts for this set: some sets hold images without an object on purpose."""
+def _is_relevant(finding: Finding, files: Files) -> bool:
+    """Return whether a finding matters for this set: some sets hold images without an object on purpose."""
     return finding.kind != "empty-mask" or files.layout is None or not files.layout.empty_masks
 
 
 @dataclass
 class _Facts:
-    """What one sample gave."""
+    """What was learned about one sample."""
 
     findings: list[Finding] = field(default_factory=list)
     look: Look | None = None
@@ -180,7 +182,7 @@ class _Reading:
 
     @classmethod
     def of(cls, files: Files, classes: int, ignore_index: int) -> _Reading:
-        """Also samples whose partner is missing are read."""
+        """Return a task that also reads samples whose partner is missing."""
         images, masks = frozenset(files.images), frozenset(files.masks)
         return cls(Source(files.images, files.masks), sorted(images | masks), images, masks, classes, ignore_index)
 
@@ -221,11 +223,11 @@ class _Reading:
         unknown = labels[(labels >= self.classes) & (labels != self.ignore_index)]
         faults = []
         if unknown.size:
-            found = ", ".join(f"{label} ({counts[label]:,} pixels)" for label in unknown[:8])
+            named = ", ".join(f"{label} ({counts[label]:,} pixels)" for label in unknown[:8])
             expected = f"0 to {self.classes - 1}, or {self.ignore_index} for void pixels"
-            faults.append(("labels", f"labels {found}{', ...' if unknown.size > 8 else ''}; expected {expected}"))
+            faults.append(("labels", f"labels {named}{', ...' if unknown.size > 8 else ''}; expected {expected}"))
         if labels.size == 1 and labels[0] == self.ignore_index:
-            faults.append(("empty-mask", "void alone"))
+            faults.append(("empty-mask", "only void pixels"))
         return faults
 
 
@@ -243,7 +245,7 @@ def _foreground_faults(counts: NDArray[np.int64]) -> list[tuple[str, str]]:
 
 
 def _files_missing(files: Files) -> list[Finding]:
-    """Names without a partner, and a count that is not the published one."""
+    """Return names without a partner, and a count that is not the published one."""
     findings = [Finding("absent", (name,)) for name in files.absent]
     if files.masks:
         findings += [
@@ -254,16 +256,16 @@ def _files_missing(files: Files) -> list[Finding]:
         ]
     elif files.layout is not None and not files.layout.by_class:
         wanted = " or ".join(folder for _, folder in files.layout.folders) or "masks"
-        findings.append(Finding("no-mask", (files.place,), f"no masks at all; expected a folder {wanted}"))
+        findings.append(Finding("no-mask", (files.where,), f"no masks at all; expected a folder {wanted}"))
     published = files.layout.counts if files.layout else ()
     if published and len(files.images) not in published:
         wanted = " or ".join(f"{count:,}" for count in published)
-        findings.append(Finding("count", (files.place,), f"{len(files.images):,} images; expected {wanted}"))
+        findings.append(Finding("count", (files.where,), f"{len(files.images):,} images; expected {wanted}"))
     return findings
 
 
 def _looks(reading: _Reading, facts: list[_Facts]) -> tuple[list[str], list[Look], list[bytes | None]]:
-    """Where the readable images lie, their looks, and the digests of their masks."""
+    """Return where the readable images are, their looks, and the digests of their masks."""
     seen = [
         (str(reading.source.image_location(name)), fact.look, fact.mask_digest)
         for name, fact in zip(reading.names, facts, strict=True)
@@ -288,10 +290,10 @@ def _copies_inside(reading: _Reading, facts: list[_Facts]) -> list[Finding]:
 def _copies_between(own: _Reading, facts: list[_Facts], other: _Reading, others: list[_Facts]) -> list[Finding]:
     where, looks, _ = _looks(own, facts)
     elsewhere, other_looks, _ = _looks(other, others)
-    by_digest = {look.digest: place for look, place in zip(other_looks, elsewhere, strict=True)}
+    by_digest = {look.digest: file for look, file in zip(other_looks, elsewhere, strict=True)}
     findings = [
-        Finding("shared", (place, by_digest[look.digest]))
-        for look, place in zip(looks, where, strict=True)
+        Finding("shared", (file, by_digest[look.digest]))
+        for look, file in zip(looks, where, strict=True)
         if look.digest in by_digest
     ]
     for i, j, correlation in near_copies(looks, other_looks):
@@ -300,6 +302,6 @@ def _copies_between(own: _Reading, facts: list[_Facts], other: _Reading, others:
 
 
 def _first_of_each(looks: Sequence[Look]) -> list[int]:
-    """One index for every image, however often it is there."""
+    """Return one index for each distinct image."""
     firsts = {look.digest: i for i, look in reversed(list(enumerate(looks)))}
     return sorted(firsts.values())

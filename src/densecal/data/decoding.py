@@ -1,4 +1,4 @@
-"""Decode and resize samples into flat files, in several processes; every worker imports this, so no torch."""
+"""Decoding and resizing samples in several processes. Every worker imports this module, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Task(Protocol[T]):
         ...
 
     def run(self, start: int) -> list[T]:
-        """Do the chunk that starts there; one result a sample."""
+        """Do the chunk that starts there and return one result per sample."""
         ...
 
 
@@ -69,7 +69,7 @@ class Job:
     def run(self, start: int) -> list[Facts]:
         """Decode one chunk and write it where it belongs."""
         facts = []
-        # Plain writes, not a map: on a full disk they raise, a map kills the process.
+        # Plain writes, not a memory map: on a full disk they raise an error, while a map kills the process.
         with self.images.open("r+b") as images, self.masks.open("r+b") as masks:
             images.seek(start * self.size**2 * 3)
             masks.seek(start * self.size**2)
@@ -81,7 +81,7 @@ class Job:
         return facts
 
     def decode(self, name: str) -> tuple[bytes, bytes, Facts]:
-        """Resized image and mask of one sample, and facts about the originals."""
+        """Return the resized image and mask of one sample, and facts about the originals."""
         image, mask, grey = read_sample(self.source, name, self.classes, self.ignore_index)
         side = (self.size, self.size)
         resample = Image.Resampling.BILINEAR if self.classes == 1 else Image.Resampling.NEAREST
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Reading:
-    """Samples to be read into memory: images resized, masks as they are.
+    """Samples to read into memory: images resized, masks as they are.
 
     Attributes:
         source: Where images and masks are read.
@@ -102,7 +102,7 @@ class Reading:
         size: Side of the images.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: The label of void pixels in K-class masks.
-        without_foreground: Masks are not read but empty.
+        without_foreground: Do not read masks; all are empty.
     """
 
     source: SampleSource
@@ -113,7 +113,7 @@ class Reading:
     without_foreground: bool
 
     def run(self, start: int) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-        """Image (size, size, 3) and mask (H, W) of 0 and 1 or labels, for one chunk."""
+        """Return image (size, size, 3) and mask (H, W), of 0 and 1 or of labels, for each sample of one chunk."""
         return [self._read(name) for name in self.names[start : start + CHUNK]]
 
     def _read(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -131,7 +131,7 @@ class Reading:
 def read_sample(
     source: SampleSource, name: str, classes: int, ignore_index: int | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], bool]:
-    """An image and its mask, checked: foreground masks hold 0 and 255, label maps known labels.
+    """Read and check an image and its mask: foreground masks become 0 and 255, label masks hold known labels.
 
     Returns:
         Image, mask, and whether the mask held grey values.
@@ -144,8 +144,8 @@ def read_sample(
             f"{image.shape[1]} x {image.shape[0]} as in {source.image_location(name)}",
         )
     if classes == 1:
-        found = foreground_mask(mask)
-        return image, found.foreground * np.uint8(255), found.grey
+        binary = foreground_mask(mask)
+        return image, binary.foreground * np.uint8(255), binary.grey
     check_labels(mask, str(source.mask_location(name)), classes, ignore_index)
     return image, mask, False
 
@@ -160,23 +160,23 @@ def decode_all(
 
     Args:
         task: The samples and what to do with them.
-        workers: Processes; ``None`` for one a core, 1 for none but this one.
+        workers: Processes; ``None`` for one per core, 1 for this process alone.
         progress: Told how many samples are done.
-        folder: Where a file for the processes may lie meanwhile; the system's for temporary files unless given.
+        folder: Where to put a temporary file for the processes; the system's folder for them unless given.
 
     Returns:
-        One result a sample, in order.
+        One result per sample, in order.
 
     Raises:
-        InputError: Naming the first bad file; the rest is not decoded.
+        InputError: A file is bad. The error names the first one, and the rest is not decoded.
     """
     starts = range(0, len(task.names), CHUNK)
     workers = min(workers or cores(), len(starts))
     if workers == 1:
         return _gather(map(task.run, starts), len(task.names), progress)
-    # A task holds the names of all files: pickled once, and in a file, because a process that is started with more
-    # than a pipe holds keeps the next one waiting until it has imported its modules and read it.
-    with _written(pickle.dumps(task), folder) as content:
+    # A task holds the names of all files. It is pickled once, into a file: if it went through the pipe to each process
+    # and did not fit, the next process could not start before this one has imported its modules and read the pipe.
+    with _temporary_file(pickle.dumps(task), folder) as content:
         chunks = map_in_processes(
             _run, ((start,) for start in starts), workers, start=_start_worker, start_arguments=(content,)
         )
@@ -184,12 +184,11 @@ def decode_all(
 
 
 @contextlib.contextmanager
-def _written(content: bytes, folder: Path | None) -> Iterator[Path]:
-    """A file with this content, gone afterwards."""
-    with contextlib.ExitStack() as places:
+def _temporary_file(content: bytes, folder: Path | None) -> Iterator[Path]:
+    """Write a file that is removed afterwards."""
+    with contextlib.ExitStack() as stack:
         try:
-            place = places.enter_context(tempfile.TemporaryDirectory(prefix="densecal-", dir=folder))
-            path = Path(place) / "task"
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="densecal-", dir=folder))) / "task"
             path.write_bytes(content)
         except OSError as error:
             if folder is not None:
@@ -214,7 +213,7 @@ def _start_worker(content: Path) -> None:
     global _task
     _task = pickle.loads(content.read_bytes())
     if sys.platform != "win32":
-        os.nice(5)  # the caller may have work of its own meanwhile, such as building a network, on as many cores
+        os.nice(5)  # the caller may be busy on the same cores, for example building a network
 
 
 def _run(start: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Images that are there twice: to the pixel, or in another size, encoding or brightness."""
+"""Images that occur twice: pixel by pixel, or in another size, encoding or brightness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAVES = 8
 MAX_BITS = 10
 """Hash bits (of 63) in which copies may differ."""
 MIN_CORRELATION = 0.9
-"""Correlation of the thumbnails of copies; hashes alone take a few pairs of unlike images in 10,000 for copies."""
+"""Least correlation of the thumbnails of copies. Hashes alone confuse a few pairs of unlike images in 10,000."""
 
 _ROWS = 1024
 
@@ -38,7 +38,7 @@ class Look:
 
 
 def look_at(image: NDArray[np.uint8]) -> Look:
-    """Condense an RGB image, uint8 (H, W, 3)."""
+    """Compute the look of an RGB image, uint8 (H, W, 3)."""
     grey = Image.fromarray(image).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     thumbnail = np.asarray(grey)
     coefficients = (_BASIS @ thumbnail.astype(np.float64) @ _BASIS.T).ravel()[1:]  # without the mean
@@ -46,14 +46,14 @@ def look_at(image: NDArray[np.uint8]) -> Look:
 
 
 def pixel_digest(pixels: NDArray[np.uint8]) -> bytes:
-    """Hash of an array's shape and content."""
+    """Return a hash of an array's shape and content."""
     hasher = blake2b(repr(pixels.shape).encode(), digest_size=16)
     hasher.update(np.ascontiguousarray(pixels).data)
     return hasher.digest()
 
 
 def same_pixels(looks: Sequence[Look]) -> list[list[int]]:
-    """Groups of two or more images that are equal to the pixel."""
+    """Return groups of two or more images with equal pixels."""
     groups: dict[bytes, list[int]] = {}
     for i, look in enumerate(looks):
         groups.setdefault(look.digest, []).append(i)
@@ -61,7 +61,7 @@ def same_pixels(looks: Sequence[Look]) -> list[list[int]]:
 
 
 def near_copies(first: Sequence[Look], second: Sequence[Look] | None = None) -> Iterator[tuple[int, int, float]]:
-    """Pairs of images that look alike without being equal to the pixel.
+    """Find pairs of images that look alike without having equal pixels.
 
     Args:
         first: Images.
@@ -73,7 +73,7 @@ def near_copies(first: Sequence[Look], second: Sequence[Look] | None = None) -> 
     others = first if second is None else second
     if not first or not others:
         return
-    # one sign a bit: a product of signs counts equal bits less unequal ones, exactly, at the speed of a matrix product
+    # bits as signs: a product counts equal bits minus unequal ones, exactly, at the speed of a matrix product
     signs, other_signs = (_signs(looks) for looks in (first, others))
     bits = signs.shape[1]
     thumbnails, other_thumbnails = (_standardised(looks) for looks in (first, others))
@@ -89,9 +89,9 @@ def near_copies(first: Sequence[Look], second: Sequence[Look] | None = None) -> 
 
 
 def _cosine_basis() -> NDArray[np.float64]:
-    """The first rows of the cosine transform (DCT-II), up to their scale."""
-    wave, place = np.arange(WAVES)[:, None], np.arange(SIDE)[None, :]
-    return np.cos(np.pi * wave * (2 * place + 1) / (2 * SIDE))
+    """Return the first rows of the cosine transform (DCT-II), up to their scale."""
+    wave, position = np.arange(WAVES)[:, None], np.arange(SIDE)[None, :]
+    return np.cos(np.pi * wave * (2 * position + 1) / (2 * SIDE))
 
 
 _BASIS = _cosine_basis()
@@ -102,7 +102,7 @@ def _signs(looks: Sequence[Look]) -> NDArray[np.float32]:
 
 
 def _standardised(looks: Sequence[Look]) -> NDArray[np.float32]:
-    """Thumbnails of mean 0 and length 1; a thumbnail of one grey becomes 0 and correlates with none."""
+    """Return thumbnails of mean 0 and length 1; one of a single grey becomes 0 and correlates with none."""
     flat = np.stack([look.thumbnail.ravel() for look in looks]).astype(np.float32)
     flat -= flat.mean(axis=1, keepdims=True)
     length = np.linalg.norm(flat, axis=1, keepdims=True)

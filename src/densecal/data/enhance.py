@@ -1,4 +1,4 @@
-"""Colours and mask noise of EBMGSOD's training: Pillow's enhancements, drawn for each sample, on the batch's device."""
+"""Colours and mask noise of EBMGSOD's training: Pillow's enhancements, drawn per sample, on the batch's device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LUMA = (0.299, 0.587, 0.114)
 def enhance(images: Tensor, draws: Tensor) -> Tensor:
     """Change brightness, contrast, colour and sharpness, in this order.
 
-    Each blends the image with a poor version of it, as ``PIL.ImageEnhance`` does: black, its mean grey, its grey
+    Each blends the image with a degenerate version of it, as ``PIL.ImageEnhance`` does: black, its mean grey, its grey
     version, its smoothed version.
 
     Args:
@@ -41,14 +41,14 @@ def salt_and_pepper(masks: Tensor, draws: Tensor) -> Tensor:
 
     Args:
         masks: (B, 1, H, W).
-        draws: Uniforms of as many numbers.
+        draws: As many uniform numbers.
     """
     u = draws.view_as(masks)
     return torch.where(u < NOISY_SHARE, (u < NOISY_SHARE / 2).to(masks.dtype), masks)
 
 
-def _blend(poor: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    return (poor + factor * (images - poor)).clamp(0, 1)
+def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    return (degenerate + factor * (images - degenerate)).clamp(0, 1)
 
 
 def _grey(images: Tensor) -> Tensor:

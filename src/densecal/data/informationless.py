@@ -1,4 +1,4 @@
-"""Images in which there is nothing to find, made from real ones, so that a network learns what no information is."""
+"""Images without any object, made from real ones, so that a network learns to be unsure without information."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from torch.nn.functional import grid_sample
 
 from densecal.rng import Stream, uniform
 
-_PATCHES = 8  # a side
-_CROPS = 32  # tried an image
+_PATCHES = 8  # per side
+_CROPS = 32  # tried per image
 _CROP_SIDES = (0.15, 0.6)  # of the side
 
 
-def chosen(ids: Tensor, epoch: int, seed: int, share: float) -> Tensor:
-    """Which samples of a batch lose their information this epoch, a function of (seed, epoch, index): bool (B,)."""
+def choose_samples(ids: Tensor, epoch: int, seed: int, share: float) -> Tensor:
+    """Choose the samples of a batch that lose their information this epoch by (seed, epoch, index): bool (B,)."""
     return (uniform(seed, epoch, ids, Stream.INFORMATIONLESS_KIND, 2)[:, 0] < share) & (ids >= 0)
 
 
 def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int, seed: int) -> Tensor:
-    """Take away what could be found in images.
+    """Remove the objects from images.
 
-    One of three ways, each with probability 1/3. The phases of its frequencies are drawn anew, which keeps the
-    spectrum and no shape; 8 x 8 patches change places, which keeps textures and no object; a part without any
-    foreground is enlarged to the whole, which keeps a real surface (patches change places where there is no such part).
+    This happens in one of three ways, each with probability 1/3. The phases of the frequencies are drawn anew, which
+    keeps the spectrum and no shape. Or 8 x 8 patches are shuffled, which keeps textures and no object. Or a part
+    without any foreground is enlarged to the whole, which keeps a real surface; if there is no such part, patches are
+    shuffled.
 
     Args:
         images: (B, 3, H, W) floats in [0, 1].
         masks: Foreground masks (B, 1, H, W).
-        index: Sample ids (B,), on the CPU for images on a GPU, which takes longer to start on a few numbers.
+        index: Sample ids (B,); on the CPU also for images on a GPU, where so few numbers take longer to draw.
         epoch: Epoch, from 0.
         seed: Seed of the run.
 
@@ -36,20 +37,20 @@ def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int
         Images of the same shape; the mask of each is empty.
     """
 
-    def drawn(stream: int, count: int) -> Tensor:
+    def draw(stream: int, count: int) -> Tensor:
         return uniform(seed, epoch, index, stream, count).to(images.device, non_blocking=True)
 
-    kind = drawn(Stream.INFORMATIONLESS_KIND, 2)[:, 1].view(-1, 1, 1, 1)
-    shuffled = with_patches_shuffled(images, drawn(Stream.INFORMATIONLESS_PATCH, _PATCHES**2))
-    background = background_crop(images, masks, drawn(Stream.INFORMATIONLESS_CROP, 3 * _CROPS), shuffled)
-    there = index.to(images.device, non_blocking=True)
-    noise = uniform(seed, epoch, there, Stream.INFORMATIONLESS_PHASE, images.shape[2] * images.shape[3])
-    scrambled = with_phases_scrambled(images, noise)
+    kind = draw(Stream.INFORMATIONLESS_KIND, 2)[:, 1].view(-1, 1, 1, 1)
+    shuffled = shuffle_patches(images, draw(Stream.INFORMATIONLESS_PATCH, _PATCHES**2))
+    background = background_crop(images, masks, draw(Stream.INFORMATIONLESS_CROP, 3 * _CROPS), shuffled)
+    device_index = index.to(images.device, non_blocking=True)
+    noise = uniform(seed, epoch, device_index, Stream.INFORMATIONLESS_PHASE, images.shape[2] * images.shape[3])
+    scrambled = scramble_phases(images, noise)
     return torch.where(kind < 1 / 3, scrambled, torch.where(kind < 2 / 3, shuffled, background))
 
 
-def with_phases_scrambled(images: Tensor, noise: Tensor) -> Tensor:
-    """Add the phases of white noise (B, H * W) to those of all channels, and cut to [0, 1]."""
+def scramble_phases(images: Tensor, noise: Tensor) -> Tensor:
+    """Add the phases of white noise (B, H * W) to those of all channels, and clip to [0, 1]."""
     height, width = images.shape[2:]
     phase = torch.fft.rfft2(noise.view(-1, 1, height, width)).angle()
     spectrum = torch.fft.rfft2(images) * torch.polar(torch.ones_like(phase), phase)
@@ -57,19 +58,19 @@ def with_phases_scrambled(images: Tensor, noise: Tensor) -> Tensor:
     return scrambled.clamp(0.0, 1.0)
 
 
-def with_patches_shuffled(images: Tensor, draws: Tensor) -> Tensor:
-    """Let square patches change places, in an order given by draws (B, 64)."""
+def shuffle_patches(images: Tensor, draws: Tensor) -> Tensor:
+    """Shuffle square patches, in an order given by draws (B, 64)."""
     batch, channels, height, width = images.shape
     order = draws.argsort(dim=1)
     high, wide = -(-height // _PATCHES), -(-width // _PATCHES)
     y = torch.arange(height, device=images.device).view(1, -1, 1)
     x = torch.arange(width, device=images.device).view(1, 1, -1)
     patch = order.gather(1, (y // high * _PATCHES + x // wide).flatten().expand(batch, -1)).view(batch, height, width)
-    # sides that are no multiple of 8 leave smaller patches at the edge
+    # sides that are not multiples of 8 leave smaller patches at the edge
     from_y = (patch // _PATCHES * high + y % high).clamp(max=height - 1)
     from_x = (patch % _PATCHES * wide + x % wide).clamp(max=width - 1)
-    place = (from_y * width + from_x).view(batch, 1, -1).expand(-1, channels, -1)
-    return images.flatten(2).gather(2, place).view_as(images)
+    origin = (from_y * width + from_x).view(batch, 1, -1).expand(-1, channels, -1)
+    return images.flatten(2).gather(2, origin).view_as(images)
 
 
 def background_crop(images: Tensor, masks: Tensor, draws: Tensor, otherwise: Tensor) -> Tensor:
@@ -79,14 +80,14 @@ def background_crop(images: Tensor, masks: Tensor, draws: Tensor, otherwise: Ten
         images: (B, 3, H, W).
         masks: (B, 1, H, W).
         draws: Uniforms (B, 3 * squares): side, x and y of each.
-        otherwise: What an image becomes where all squares hold foreground.
+        otherwise: What an image becomes if all squares contain foreground.
     """
     batch, _, height, width = images.shape
     size, x, y = draws.view(batch, 3, -1).unbind(dim=1)
     low, high = _CROP_SIDES
     side = low + (high - low) * size
     left, top = x * (1 - side), y * (1 - side)
-    # sums over rectangles from a table of sums with a border of zeros
+    # a summed-area table with a border of zeros
     table = torch.nn.functional.pad((masks[:, 0] > 0).float().cumsum(1).cumsum(2), (1, 0, 1, 0)).flatten(1)
 
     def corner(row: Tensor, column: Tensor) -> Tensor:

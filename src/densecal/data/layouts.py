@@ -1,4 +1,4 @@
-"""How the published data sets lie on disk: one table, and the search for the images and masks under a folder."""
+"""How the published data sets are laid out: one table, and the search for images and masks under a folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MASK_FOLDERS = ("masks", "mask", "gt", "gts", "groundtruth", "groundtruthmask", 
 """What folders of images and masks are called in any set, without case and punctuation."""
 
 _DEPTH = 2
-"""Archives unpack into a folder of their own, some into two."""
+"""Folders between the path and the set: archives unpack into a folder of their own, some into two."""
 _LIST_DEPTH = 4
-"""Lists lie in the set's folder or a few folders deeper."""
+"""Folders above a list to search: lists lie in the folder of their set or a few folders deeper."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Layout:
 
     Attributes:
         name: What it is called.
-        home: Where it is to be had.
+        home: Where to download it.
         task: What its masks show.
-        counts: The published numbers of images; several where it goes around whole and in part.
-        folders: Folders of images and masks of its own, beside the usual ``IMAGE_FOLDERS`` and ``MASK_FOLDERS``.
+        counts: The published numbers of images; several if parts of it are distributed too.
+        folders: Its own names of folders of images and masks, besides ``IMAGE_FOLDERS`` and ``MASK_FOLDERS``.
         aliases: Further names of its folder or zip, without case and punctuation.
-        part: Which part of a set with one name for several parts.
+        part: Which part it is, of a set that has one name for several parts.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels.
-        empty_masks: Whether images without any foreground belong to it.
-        by_class: Whether images lie in a folder for each class.
-        lists: List files, any of which names the images of the set where its folders hold more.
-        held_out: List file of the images that are not of the set, where there is no list of those that are.
+        empty_masks: Whether it has images without foreground on purpose.
+        by_class: Whether there is one folder of images per class.
+        lists: List files, any one of which names the images of the set, where its folders hold more.
+        held_out: List file of the images that do not belong to the set, for copies without any of ``lists``.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Layout:
     held_out: str = ""
 
     @property
-    def called(self) -> tuple[str, ...]:
-        """The names by which a folder is known to hold the set, the part left out."""
+    def known_names(self) -> tuple[str, ...]:
+        """Names of a folder or zip that holds the set, without the part."""
         own = plain(self.name)
         return (own.removesuffix(self.part) if self.part else own, *self.aliases)
 
@@ -94,7 +94,7 @@ LAYOUTS = (
     Layout(
         "DTD", "https://www.robots.ox.ac.uk/~vgg/data/dtd/", "textures, no masks", (5_640,), by_class=True,
     ),
-    # whole, or the camouflaged images alone
+    # the whole set, or only its camouflaged images
     Layout(
         "COD10K train", _COD10K, "camouflaged objects", (6_000, 3_040), aliases=("cod10kv3", "cod10kv2"),
         part="train", empty_masks=True,
@@ -116,7 +116,7 @@ LAYOUTS = (
     Layout(
         "NC4K", "https://github.com/JingZhang617/COD-Rank-Localize-and-Segment", "camouflaged objects", (4_121,),
     ),
-    # no count: its authors, its users and the paper each give another
+    # no count: its authors, its users and the paper each give a different one
     Layout("SMOKE5K train", _SMOKE5K, "smoke", (), part="train"),
     Layout("SMOKE5K test", _SMOKE5K, "smoke", (400,), part="test"),
     Layout(
@@ -138,14 +138,14 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where the images and masks of a set lie.
+class LayoutMatch:
+    """Where the images and masks of a set are.
 
     Attributes:
         layout: The published set, or ``None`` for one that is not in the table.
         images: Folder of images.
         masks: Folder of masks, if any.
-        names: The names that belong to the set, where the folders hold more.
+        names: The names that belong to the set, if the folders hold more.
     """
 
     layout: Layout | None
@@ -154,36 +154,36 @@ class Found:
     names: frozenset[str] | None = None
 
 
-def find_layout(path: str | Path) -> Found | None:
+def find_layout(path: str | Path) -> LayoutMatch | None:
     """Find the images and masks of a data set.
 
     Args:
         path: The set's folder, or one or two folders above it; the folder of images of one part of CAMO or CamVid,
-            whose masks lie beside it; or a list of names inside the set, such as VOC's
+            whose masks are beside it; or a list of names inside the set, such as VOC's
             ``ImageSets/Segmentation/val.txt``.
 
     Returns:
-        What lies there, or ``None`` if it looks like no set.
+        The match, or ``None`` if the path does not look like a set.
 
     Raises:
-        InputError: If several sets lie there.
+        InputError: There are several sets.
     """
     path = Path(path)
     if path.is_file():
-        return _of_list(path)
+        return _find_by_list(path)
     if not path.is_dir():
         return None
     if any(image_files(path)):
-        return _of_part(path)
-    return _in(path) or _below(path, _DEPTH)
+        return _find_part(path)
+    return _find_in(path) or _find_below(path, _DEPTH)
 
 
 def identify(path: str | Path, images: str | Path | None = None) -> Layout | None:
-    """Name the published set that a path, existing or not, is called after.
+    """Name the published set that a path, existing or not, is named after.
 
     Args:
         path: The set's folder or zip.
-        images: Its folder of images, where that is known.
+        images: Its folder of images, if that is known.
     """
     whole = Path(os.path.abspath(path))
     name = plain(whole.stem if whole.suffix.lower() in (".zip", ".txt") else whole.name)
@@ -191,27 +191,27 @@ def identify(path: str | Path, images: str | Path | None = None) -> Layout | Non
     inside = [] if images is None else [plain(part) for part in Path(os.path.relpath(images, path)).parts]
     for layout in LAYOUTS:
         part = layout.part
-        if not part and (name in layout.called or any(_is_own(layout, folder) for folder in (name, *inside))):
+        if not part and (name in layout.known_names or any(_is_own(layout, folder) for folder in (name, *inside))):
             return layout
         if part and (
-            (name in layout.called and (part in inside or above.startswith(part)))
-            or (above in layout.called and name.startswith(part))
-            or any(name == called + part for called in layout.called)
+            (name in layout.known_names and (part in inside or above.startswith(part)))
+            or (above in layout.known_names and name.startswith(part))
+            or any(name == known + part for known in layout.known_names)
         ):
             return layout
     return None
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation, which differ from copy to copy."""
+    """Return a name without case and punctuation, which differ from copy to copy."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
 def kind_of_folder(folder: PurePosixPath) -> str:
-    """Whether a folder in an archive holds ``images`` or ``masks``, by the end of its path, or neither."""
+    """Return ``images`` or ``masks`` if the path of a folder in an archive says that it holds them, else ``""``."""
     parts = [plain(part) for part in folder.parts]
     for layout in LAYOUTS:
-        # the folders of a part, and of a set that only a list tells, hold more than the set
+        # the folders of a part, and of a set that is defined by a list, hold more than the set
         for images, masks in () if layout.part or layout.lists else layout.folders:
             for kind, own in (("images", images), ("masks", masks)):
                 words = [plain(word) for word in PurePosixPath(own).parts]
@@ -222,7 +222,7 @@ def kind_of_folder(folder: PurePosixPath) -> str:
 
 
 def listed_names(path: Path) -> list[str]:
-    """The names in a list file: the first word of each line, without folder and suffix where it is a path."""
+    """Return the names in a list file: the first word of each line, without folder and suffix if it is a path."""
     return [_name(word) for word in _first_words(path)]
 
 
@@ -239,94 +239,100 @@ def _name(word: str) -> str:
 
 
 def _is_own(layout: Layout, folder: str) -> bool:
-    """Whether a folder's name says by itself whose images it holds, as DUTS-TR-Image does."""
+    """Return whether a folder's name alone identifies the set, as DUTS-TR-Image does."""
     return any(folder == plain(images) and plain(layout.name) in folder for images, _ in layout.folders)
 
 
-def _in(root: Path) -> Found | None:
-    """The set whose folder this is."""
-    found: dict[Path, Found] = {}
+def _find_in(root: Path) -> LayoutMatch | None:
+    """Return the set whose folder this is."""
+    matches: dict[Path, LayoutMatch] = {}
     for layout in LAYOUTS:
         for images, masks in layout.folders:
-            if (root / images).is_dir() and (root / masks).is_dir() and root / images not in found:
-                found[root / images] = _own(root, layout, root / images, root / masks)
-    if not found:
-        found = _without_masks(root)
-    if len(found) > 1:
-        raise _several(root, found)
-    return next(iter(found.values()), None) or _usual(root)
+            if (root / images).is_dir() and (root / masks).is_dir() and root / images not in matches:
+                matches[root / images] = _match_own_folders(root, layout, root / images, root / masks)
+    if not matches:
+        matches = _match_without_masks(root)
+    if len(matches) > 1:
+        raise _several_sets(root, matches)
+    return next(iter(matches.values()), None) or _match_usual_folders(root)
 
 
-def _without_masks(root: Path) -> dict[Path, Found]:
-    """The images of a set whose folder has its name and lacks its masks."""
+def _match_without_masks(root: Path) -> dict[Path, LayoutMatch]:
+    """Return the sets that are named by the folder and lack their masks, by the folder of images."""
     return {
-        root / images: Found(layout, root / images, None)
+        root / images: LayoutMatch(layout, root / images, None)
         for layout in LAYOUTS
         for images, _ in layout.folders
         if (root / images).is_dir() and identify(root, root / images) is layout
     }
 
 
-def _own(root: Path, layout: Layout, images: Path, masks: Path) -> Found:
-    """A match of a set's own folders; another set may have folders of the same names."""
+def _match_own_folders(root: Path, layout: Layout, images: Path, masks: Path) -> LayoutMatch:
+    """Return the match of a set's own folders, with the layout that the name says: sets may share names of folders."""
     known = layout if layout.lists else identify(root, images)
     if layout.lists:
-        return Found(known, images, masks, _members(root, layout, masks))
+        return LayoutMatch(known, images, masks, _members(root, layout, masks))
     # parts share a folder of masks
-    return Found(known, images, masks, frozenset(file.stem for file in image_files(images)) if layout.part else None)
+    return LayoutMatch(
+        known, images, masks, frozenset(file.stem for file in image_files(images)) if layout.part else None
+    )
 
 
-def _usual(root: Path) -> Found | None:
-    """A folder of images, and one of masks, under the names that many sets use."""
-    images = _called(root, IMAGE_FOLDERS)
+def _match_usual_folders(root: Path) -> LayoutMatch | None:
+    """Return folders of images and masks under the names that many sets use."""
+    images = _folder_named(root, IMAGE_FOLDERS)
     if images is None:
         return None
-    return Found(identify(root, images), images, _called(root, MASK_FOLDERS))
+    return LayoutMatch(identify(root, images), images, _folder_named(root, MASK_FOLDERS))
 
 
-def _called(root: Path, names: tuple[str, ...]) -> Path | None:
-    """The one folder with a name of these; the first name is preferred as it stands."""
-    found = [folder for folder in subfolders(root) if plain(folder.name) in names]
-    if len(found) > 1 and root / names[0] not in found:
-        several = ", ".join(folder.name for folder in found)
+def _folder_named(root: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the one folder with one of these names; of several, the one that is exactly the first name."""
+    folders = [folder for folder in subfolders(root) if plain(folder.name) in names]
+    if len(folders) > 1 and root / names[0] not in folders:
+        several = ", ".join(folder.name for folder in folders)
         raise InputError(root, f"the folders {several}", "one folder of images and one of masks, or both paths given")
-    return root / names[0] if len(found) > 1 else next(iter(found), None)
+    return root / names[0] if len(folders) > 1 else next(iter(folders), None)
 
 
-def _of_part(images: Path) -> Found | None:
-    """The part of CAMO or CamVid whose images lie in this folder."""
+def _find_part(images: Path) -> LayoutMatch | None:
+    """Return the part of CAMO or CamVid whose images are in this folder."""
     for layout in LAYOUTS:
         for own, masks in layout.folders if layout.part else ():
             depth = len(Path(own).parts)
             parents = Path(os.path.abspath(images)).parents
             root = parents[depth - 1] if len(parents) >= depth else images
             if root / own == Path(os.path.abspath(images)) and identify(root, root / own) is layout:
-                masked = (root / masks).is_dir()
-                return _own(root, layout, images, root / masks) if masked else Found(layout, images, None)
+                has_masks = (root / masks).is_dir()
+                return (
+                    _match_own_folders(root, layout, images, root / masks)
+                    if has_masks
+                    else LayoutMatch(layout, images, None)
+                )
     return None
 
 
-def _below(path: Path, depth: int) -> Found | None:
-    """The one set in the folders below."""
-    found = {}
+def _find_below(path: Path, depth: int) -> LayoutMatch | None:
+    """Return the one set in the folders below."""
+    matches = {}
     for folder in subfolders(path) if depth else ():
         if not any(image_files(folder)):
-            inner = _in(folder) or _below(folder, depth - 1)
+            inner = _find_in(folder) or _find_below(folder, depth - 1)
             if inner is not None:
-                found[folder] = inner
-    if len(found) > 1:
-        raise _several(path, found)
-    return next(iter(found.values()), None)
+                matches[folder] = inner
+    if len(matches) > 1:
+        raise _several_sets(path, matches)
+    return next(iter(matches.values()), None)
 
 
-def _several(path: Path, found: Iterable[Path]) -> InputError:
-    names = [str(folder) for folder in found]
+def _several_sets(path: Path, folders: Iterable[Path]) -> InputError:
+    names = [str(folder) for folder in folders]
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return InputError(path, f"{len(names)} data sets", f"one of them: {shown}")
 
 
 def _members(root: Path, layout: Layout, masks: Path) -> frozenset[str]:
-    """The names of the set, by its list, or by the list of those it leaves out."""
+    """Return the names of the set, from its list, or from the list of those that it leaves out."""
     for name in layout.lists:
         if (root / name).is_file():
             return frozenset(listed_names(root / name))
@@ -336,47 +342,47 @@ def _members(root: Path, layout: Layout, masks: Path) -> frozenset[str]:
     return frozenset(file.stem for file in image_files(masks)) - frozenset(listed_names(root / layout.held_out))
 
 
-def _of_list(path: Path) -> Found | None:
-    """The set inside which a list of bare names lies; a list whose lines are paths from the list needs no search."""
+def _find_by_list(path: Path) -> LayoutMatch | None:
+    """Return the set that contains a list of bare names; a list of paths relative to itself needs no search."""
     path = Path(os.path.abspath(path))
     words = _first_words(path)
     if not words or os.path.isfile(path.parent / words[0]):
         return None
     names = [_name(word) for word in words]
     for root in path.parents[:_LIST_DEPTH]:
-        found = [match for match in _candidates(root) if names[0] in _stems(match)]
-        if found:
-            # VOC has two folders of masks, and only one may hold the masks of a list
-            best = min(found, key=lambda match: len(set(names) - _masked(match)))
+        matches = [match for match in _candidates(root) if names[0] in _image_stems(match)]
+        if matches:
+            # VOC has two folders of masks, of which perhaps only one holds the masks of a list
+            best = min(matches, key=lambda match: len(set(names) - _mask_stems(match)))
             layout = best.layout
             if layout is not None and path not in [root / name for name in layout.lists]:
                 layout = replace(layout, counts=())
-            return Found(layout, best.images, best.masks, frozenset(names))
+            return LayoutMatch(layout, best.images, best.masks, frozenset(names))
     return None
 
 
-def _candidates(root: Path) -> list[Found]:
+def _candidates(root: Path) -> list[LayoutMatch]:
     own = [
-        Found(layout, root / images, root / masks)
+        LayoutMatch(layout, root / images, root / masks)
         for layout in LAYOUTS
         for images, masks in layout.folders
         if (root / images).is_dir() and (root / masks).is_dir()
     ]
     usual = None
     if not own:
-        with contextlib.suppress(InputError):  # a folder above the list need not be a set at all
-            usual = None if any(image_files(root)) else _usual(root)
+        with contextlib.suppress(InputError):  # a folder above the list need not be a set
+            usual = None if any(image_files(root)) else _match_usual_folders(root)
     return own if usual is None else [usual]
 
 
-def _stems(found: Found) -> set[str]:
-    by_class = found.layout is not None and found.layout.by_class
+def _image_stems(match: LayoutMatch) -> set[str]:
+    by_class = match.layout is not None and match.layout.by_class
     return {
         file.stem
-        for folder in (subfolders(found.images) if by_class else [found.images])
+        for folder in (subfolders(match.images) if by_class else [match.images])
         for file in image_files(folder)
     }
 
 
-def _masked(found: Found) -> set[str]:
-    return set() if found.masks is None else {file.stem for file in image_files(found.masks)}
+def _mask_stems(match: LayoutMatch) -> set[str]:
+    return set() if match.masks is None else {file.stem for file in image_files(match.masks)}

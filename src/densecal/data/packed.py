@@ -37,9 +37,9 @@ _LOG = logging.getLogger(__name__)
 _LOCK = ".lock"
 
 _PIECE_BYTES = 1 << 26
-"""What goes to a device at a time."""
+"""Bytes that are copied to a device at a time."""
 _SYNC_BYTES = 1 << 28
-"""What may be in memory alone while a file is filled; less would wait for the disk too often."""
+"""Bytes written between two calls of fsync; fewer would wait for the disk too often."""
 
 
 class Packed:
@@ -51,8 +51,8 @@ class Packed:
         size: Side of the images in pixels.
         classes: 1 for soft foreground masks (0 to 255), else the number of classes of the label masks.
         original_sizes: (height, width) of every image before resizing.
-        warnings: What packing found worth saying, such as masks with grey values.
-        rebuilt: Why ``pack`` built the cache anew; empty when it was used as it was.
+        warnings: What was noticed while packing, such as masks with grey values.
+        rebuilt: Why ``pack`` built the cache again; empty if it was used as it was.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Packed:
         return len(self.names)
 
     def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Path, dict[str, Any]]]:
-        """Another process maps the files again instead of receiving their content."""
+        """Let another process map the files again instead of sending it their content."""
         return _reopen, (self.folder, self._manifest)
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
@@ -105,13 +105,13 @@ class Packed:
         return gathered[0].permute(0, 3, 1, 2), gathered[1]
 
     def resident(self, device: torch.device | str) -> bool:
-        """Move the whole cache to a CUDA device when it takes at most half of the memory free there.
+        """Move the whole cache to a CUDA device if it takes at most half of the free memory there.
 
         Args:
             device: Where training runs.
 
         Returns:
-            Whether ``batch`` now gathers on the device. Other devices read the map: always ``False``.
+            Whether ``batch`` now gathers on the device; always ``False`` for other devices, which read the map.
         """
         import torch
 
@@ -121,7 +121,7 @@ class Packed:
         free, _ = torch.cuda.mem_get_info(device)
         if self.images.nbytes + self.masks.nbytes > free // 2:
             return False
-        self._on_device = (_copied_to(self.images, device), _copied_to(self.masks, device))
+        self._on_device = (_copy_to(self.images, device), _copy_to(self.masks, device))
         return True
 
 
@@ -133,12 +133,12 @@ def open_packed(folder: str | Path, verify: bool = False) -> Packed:
         verify: Also read the data and compare its hashes with the manifest.
 
     Raises:
-        InputError: If the folder holds no complete cache.
+        InputError: The folder does not hold a complete cache.
     """
-    found = _try_open(Path(folder), None, verify)
-    if isinstance(found, str):
-        raise InputError(folder, found, "a cache built by `densecal data pack`")
-    return found
+    packed = _try_open(Path(folder), None, verify)
+    if isinstance(packed, str):
+        raise InputError(folder, packed, "a cache built by `densecal data pack`")
+    return packed
 
 
 def pack(
@@ -152,7 +152,7 @@ def pack(
     verify: bool = False,
     ignore_index: int = 255,
 ) -> Packed:
-    """Open the cache of these samples, building it when it is missing or no longer matches the source.
+    """Open the cache of these samples, or build it if it is missing or no longer matches the source.
 
     Images are resized bilinearly with antialiasing. Foreground masks are binarised at > 127 and resized the
     same way, which makes them soft at the borders; label masks take the nearest pixel.
@@ -163,8 +163,8 @@ def pack(
         size: Side of the square images in pixels.
         folder: The cache; must be new, empty, or a cache.
         classes: 1 for foreground masks, else the number of classes.
-        workers: Decoding processes; ``None`` takes one a core, 1 decodes in this process. A script that packs
-            with several guards its main part with ``if __name__ == "__main__"``, as for any process pool.
+        workers: Decoding processes; ``None`` takes one per core, 1 decodes in this process. A script that packs
+            with several must guard its main part with ``if __name__ == "__main__"``, as for any process pool.
         progress: Told how many samples are packed.
         verify: Check the hashes of an existing cache's data too.
         ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
@@ -173,18 +173,18 @@ def pack(
         The open cache; ``rebuilt`` says why an existing one was not used.
 
     Raises:
-        InputError: If a file is bad (named; nothing is left behind), or the folder holds other files.
+        InputError: A file is bad, in which case nothing is left behind, or the folder holds other files.
     """
     folder = Path(folder).absolute()
     if size < 1 or classes < 1:
         raise ValueError(f"found size={size}, classes={classes}; expected positive integers")
     wanted = _description(source, names, size, classes, ignore_index)
-    _refuse_foreign(folder)
-    found = _try_open(folder, wanted, verify)
-    if isinstance(found, Packed):
-        return found
+    _refuse_other_files(folder)
+    existing = _try_open(folder, wanted, verify)
+    if isinstance(existing, Packed):
+        return existing
     if folder.exists() and os.listdir(folder):
-        _LOG.warning("%s: %s; the cache is rebuilt", folder, found)
+        _LOG.warning("%s: %s; the cache is rebuilt", folder, existing)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
@@ -194,12 +194,12 @@ def pack(
     except OSError as error:
         need = f"a folder that can be written, with {len(names) * size * size * 4:,} bytes free"
         raise InputError(folder.parent, error.strerror or str(error), need) from error
-    packed.rebuilt = found
+    packed.rebuilt = existing
     return packed
 
 
 def _description(source: Source, names: Sequence[str], size: int, classes: int, ignore_index: int) -> dict[str, Any]:
-    """The part of the manifest that is known before decoding; a cache is current when it agrees."""
+    """Return the part of the manifest that is known before decoding; a cache that agrees with it is current."""
     if not names:
         raise InputError("names", "no samples", "at least one")
     if len(set(names)) != len(names):
@@ -307,17 +307,17 @@ def _build(
 
 @dataclass
 class _Filling:
-    """A file that is filled from its start, hashed and sent to the disk meanwhile: both take seconds at the end."""
+    """A file that is hashed and synced while it is filled from its start; at the end both would take seconds."""
 
     path: Path
     sample: int
-    """Bytes of one."""
+    """Bytes per sample."""
     sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     hashed: int = 0
     synced: int = 0
 
     def follow(self, samples: int) -> None:
-        """Take in that so many samples, from the first on, are complete."""
+        """Hash and sync up to the given number of complete samples."""
         end = samples * self.sample
         with self.path.open("rb") as stream:
             stream.seek(self.hashed)
@@ -329,7 +329,7 @@ class _Filling:
 
 
 def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) -> Packed:
-    """Put a finished build in place; if another process was first with the same, use that one."""
+    """Rename a finished build to its folder, or use the same cache of another process that was first."""
     own = _try_open(build, wanted, verify=False)
     if isinstance(own, str):
         raise InputError(build, own, "the cache just built")
@@ -345,7 +345,7 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
         other = _try_open(folder, wanted, verify)
         if isinstance(other, Packed):
             return other
-        _refuse_foreign(folder)
+        _refuse_other_files(folder)
         aside = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
             os.rename(folder, aside)
@@ -353,16 +353,16 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
 
 
 def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
-    found = _try_open(folder, None, verify=False)
-    if isinstance(found, str):
-        raise InputError(folder, found, "the cache that was open")
-    if found._manifest["sha256"] != manifest["sha256"]:
-        raise InputError(folder, "another cache since it was opened", "the cache that was open")
-    return found
+    packed = _try_open(folder, None, verify=False)
+    if isinstance(packed, str):
+        raise InputError(folder, packed, "the cache that was open")
+    if packed._manifest["sha256"] != manifest["sha256"]:
+        raise InputError(folder, "another cache, which has replaced it", "the cache that was open")
+    return packed
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """A cache is replaced as a whole, so a folder with anything else in it is not taken for one."""
+def _refuse_other_files(folder: Path) -> None:
+    """Refuse a folder with anything else in it, because a cache is replaced as a whole."""
     if folder.exists() and not folder.is_dir():
         raise InputError(folder, "a file", "a new or empty folder, or a cache")
     if folder.is_dir():
@@ -377,9 +377,9 @@ def _prefix(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _build_folder(folder: Path) -> Iterator[Path]:
-    """A folder of this process's own beside the cache, gone afterwards unless it was renamed."""
+    """Create a folder for this process beside the cache, and remove it afterwards unless it was renamed."""
     build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
-    with lock_file(_lock_of(build), wait=True):
+    with lock_file(_lock_path(build), wait=True):
         build.mkdir()
         try:
             yield build
@@ -388,15 +388,15 @@ def _build_folder(folder: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left; a living one holds the lock of its build folder."""
+    """Remove what killed processes left; a running one holds the lock of its build folder."""
     names = {name.removesuffix(_LOCK) for name in os.listdir(folder.parent) if name.startswith(_prefix(folder))}
     for build in (folder.parent / name for name in sorted(names)):
-        with lock_file(_lock_of(build), wait=False) as held:
+        with lock_file(_lock_path(build), wait=False) as held:
             if held:
                 shutil.rmtree(build, ignore_errors=True)
 
 
-def _lock_of(build: Path) -> Path:
+def _lock_path(build: Path) -> Path:
     return build.with_name(build.name + _LOCK)
 
 
@@ -405,7 +405,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _copied_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
+def _copy_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
     """Copy a map to a device piece by piece, so that the host never holds it twice."""
     import torch
 
@@ -413,7 +413,7 @@ def _copied_to(data: NDArray[np.uint8], device: torch.device) -> Tensor:
     rows = max(1, _PIECE_BYTES // data[0].nbytes) if len(data) else 1
     for start in range(0, len(data), rows):
         part = whole[start : start + rows]
-        # Pinned memory crosses while the next piece is read, and is used again once it has.
+        # Pinned memory is copied while the next piece is read, and is reused once it has been copied.
         piece = torch.empty(part.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         np.copyto(piece.numpy(), data[start : start + rows])
         part.copy_(piece, non_blocking=True)

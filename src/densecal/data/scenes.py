@@ -1,4 +1,4 @@
-"""Generated scenes whose labels are drawn from known probabilities, so that calibration meets the truth."""
+"""Generated scenes whose labels are drawn from known probabilities, so that calibration can be checked exactly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from densecal.io.images import save_png
 
 Field = NDArray[np.float64]
 
-_SHARED_SHIFT = 0.5  # share of an outline's error that the whole outline has in common
-_SURE, _DOUBTFUL = 1.0, (0.2, 0.8)  # how likely an object is labelled; its looks fade with it
+_SHARED_SHIFT = 0.5  # share of the error of an outline that is the same all along it
+_SURE, _DOUBTFUL = 1.0, (0.2, 0.8)  # how likely an object is to be labelled; unlikely ones look fainter
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Scenes:
         masks: uint8 (N, size, size), 0 or 255: one annotator's answer.
         probability: float32 (N, size, size), the probability that an annotator labels the pixel foreground,
             given the scene: the outlines and looks of all its objects. It is an average over annotators
-            (their outlines and their decisions about doubtful objects) and knows nothing of the mask drawn.
-            Pixels of one mask are not independent of each other; each alone has this probability. It is
-            conditional on the scene, not on the noisy pixels, which a model must see through.
+            (their outlines and their decisions about doubtful objects) and does not depend on the mask drawn.
+            Pixels of one mask depend on each other; each by itself has this probability. It is
+            conditional on the scene, not on the noisy pixels that a model sees.
     """
 
     images: NDArray[np.uint8]
@@ -52,16 +52,16 @@ def generate(
 ) -> Scenes:
     """Generate scenes; scene i depends on (size, seed, i) and the parameters, not on ``count``.
 
-    A scene has one or two sure objects and sometimes a doubtful one, on a textured ground under uneven
+    A scene has one or two sure objects and sometimes a doubtful one, on a textured background under uneven
     light. An annotator's outline of object k holds the pixels whose signed distance d_k(x) exceeds e_k(x), a
-    smooth random field that is logistic with scale ``softness`` at every pixel. The annotator takes the
-    object for foreground with probability q_k: 1 for sure objects, 0.2 to 0.8 for doubtful ones, whose colour
-    and texture stand out from the ground in proportion to q_k. Objects are independent, hence
+    smooth random field that is logistic with scale ``softness`` at every pixel. The annotator labels the
+    object as foreground with probability q_k: 1 for sure objects, 0.2 to 0.8 for doubtful ones, whose colour
+    and texture stand out from the background in proportion to q_k. Objects are independent, hence
 
         probability(x) = 1 - prod_k (1 - q_k * sigmoid(d_k(x) / softness)).
 
-    No model can be right everywhere: the best one predicts this probability as far as the pixels tell it. One
-    that learns the masks by heart becomes over-confident.
+    No model can be right everywhere. The best one predicts this probability as far as the pixels reveal it; one that
+    memorises the masks becomes over-confident.
 
     Args:
         count: Number of scenes.
@@ -69,7 +69,7 @@ def generate(
         seed: Non-negative.
         softness: Scale of the annotators' outline errors, in pixels; 0 gives outlines without error.
         doubtful: Probability that a scene has a doubtful object.
-        noise: Standard deviation of the pixel noise, as a part of the full range.
+        noise: Standard deviation of the pixel noise, as a fraction of the full range.
 
     Returns:
         The scenes.
@@ -90,7 +90,7 @@ def generate(
             chances.append(float(rng.uniform(*_DOUBTFUL)))
         distances = [_distance(size, rng) for _ in chances]
         images[i] = _render(distances, chances, noise, rng)
-        masks[i] = np.where(_drawn_label(distances, chances, softness, rng), 255, 0)
+        masks[i] = np.where(_draw_label(distances, chances, softness, rng), 255, 0)
         probability[i] = _probability(distances, chances, softness)
     return Scenes(images, masks, probability)
 
@@ -99,11 +99,11 @@ def write(scenes: Scenes, folder: str | Path) -> None:
     """Write ``images/NNNNN.png`` and ``masks/NNNNN.png`` into a new or empty folder, all or nothing.
 
     Args:
-        scenes: What ``generate`` gave.
+        scenes: What ``generate`` returned.
         folder: Where to write.
 
     Raises:
-        InputError: If the folder holds something.
+        InputError: The folder is not empty.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or os.listdir(folder)):
@@ -127,36 +127,36 @@ def _probability(distances: list[Field], chances: list[float], softness: float) 
     return 1.0 - missed
 
 
-def _drawn_label(
+def _draw_label(
     distances: list[Field], chances: list[float], softness: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """One annotator's mask."""
+    """Draw one annotator's mask."""
     label = np.zeros(distances[0].shape, bool)
     for d, q in zip(distances, chances, strict=True):
-        taken = rng.random() < q
+        labelled = rng.random() < q
         g = np.sqrt(_SHARED_SHIFT) * rng.standard_normal() + np.sqrt(1 - _SHARED_SHIFT) * _smooth(d.shape, 4.0, rng)
         # logit of the normal distribution function: turns a standard normal into a standard logistic value
         e = softness * (log_ndtr(g) - log_ndtr(-g))
-        label |= taken & (d > e)
+        label |= labelled & (d > e)
     return label
 
 
 def _smooth(shape: tuple[int, ...], sigma: float, rng: np.random.Generator) -> Field:
-    """A random field, standard normal at every pixel and correlated over about ``sigma`` pixels."""
+    """Draw a random field, standard normal at every pixel and correlated over about ``sigma`` pixels."""
     field: Field = gaussian_filter(rng.standard_normal(shape), sigma, mode="wrap") / _norm(shape, sigma)
     return field
 
 
 @functools.cache
 def _norm(shape: tuple[int, ...], sigma: float) -> float:
-    """Standard deviation of smoothed white noise; the same at every pixel, because the filter wraps."""
+    """Return the standard deviation of smoothed white noise, the same at every pixel because the filter wraps."""
     impulse = np.zeros(shape)
     impulse[0, 0] = 1.0
     return float(np.sqrt((gaussian_filter(impulse, sigma, mode="wrap") ** 2).sum()))
 
 
 def _distance(size: int, rng: np.random.Generator) -> Field:
-    """Signed distance to the outline of a random shape, positive inside, in pixels.
+    """Return the signed distance to the outline of a random shape, positive inside, in pixels.
 
     Lines of equal distance are scaled copies of the outline, which is exact for circles and along edges.
     """
@@ -176,7 +176,7 @@ def _ellipse(angle: Field, rng: np.random.Generator) -> Field:
 
 
 def _polygon(angle: Field, rng: np.random.Generator) -> Field:
-    """A regular polygon of 3 to 6 corners."""
+    """Return the outline of a regular polygon of 3 to 6 corners."""
     half = np.pi / int(rng.integers(3, 7))
     outline: Field = np.cos(half) / np.cos(np.mod(angle, 2 * half) - half)
     return outline
@@ -190,7 +190,7 @@ def _blob(angle: Field, rng: np.random.Generator) -> Field:
 
 
 def _render(distances: list[Field], chances: list[float], noise: float, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Paint ground, doubtful and sure objects, light and noise."""
+    """Paint background, doubtful and sure objects, light and noise."""
     shape = distances[0].shape
     ground = rng.uniform(0.3, 0.7, 3)
     contrast = _contrast(rng)
@@ -209,7 +209,7 @@ def _render(distances: list[Field], chances: list[float], noise: float, rng: np.
 
 
 def _contrast(rng: np.random.Generator) -> Field:
-    """How far sure objects are from the ground in colour: a random direction, always the same length."""
+    """Return how far sure objects are from the background in colour: a random direction of a fixed length."""
     direction = rng.standard_normal(3)
     return 0.35 * direction / np.linalg.norm(direction)
 

@@ -8,7 +8,7 @@
 | brightness | a constant is added | 0.10 0.18 0.27 0.37 0.48 |
 | contrast | distances from the image's mean colour shrink | to 0.60 0.42 0.28 0.18 0.10 of what they were |
 
-Values are parts of the full range 0 to 255; results are rounded and clipped to it. Only noise is random: its draw
+Values are fractions of the full range 0 to 255; results are rounded and clipped to it. Only noise is random: its draw
 depends on the seed and the image's name, and is the same at every severity, scaled.
 """
 
@@ -54,7 +54,7 @@ def shifted(image: Bytes, kind: str, severity: int, seed: int = 0, name: str = "
         raise ValueError(f"severity is {severity!r}; expected 1 to {SEVERITIES[-1]}")
     strength = STRENGTHS[kind][severity - 1]
     if kind == "jpeg":
-        return _compressed(image, int(strength))
+        return _compress(image, int(strength))
     x = image.astype(np.float32)
     if kind == "noise":
         rng = np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogateescape"))])
@@ -70,7 +70,7 @@ def shifted(image: Bytes, kind: str, severity: int, seed: int = 0, name: str = "
     return np.rint(x).clip(0, 255).astype(np.uint8)
 
 
-def _compressed(image: Bytes, quality: int) -> Bytes:
+def _compress(image: Bytes, quality: int) -> Bytes:
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, "jpeg", quality=quality)
     return np.asarray(Image.open(stream)).copy()

@@ -14,23 +14,17 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.layouts import (
-    Found,
-    Layout,
-    find_layout,
-    identify,
-    kind_of_folder,
-)
+from densecal.data.layouts import Layout, LayoutMatch, find_layout, identify, kind_of_folder
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, urls
-from densecal.io.folders import image_files, is_image_name, named_subfolders, subfolders
+from densecal.io.folders import image_files, is_image_name, subfolder_hint, subfolders
 from densecal.io.images import IMAGE_SUFFIXES, read_image
 from densecal.io.masks import read_mask
 
 MAX_MEMBER_BYTES = 1 << 28
-"""A larger zip member is refused before it is unpacked."""
+"""Larger zip members are refused before they are unpacked."""
 
-_NAMED_IN_ERRORS = 5
+_NAMES_IN_ERRORS = 5
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class Location:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def fingerprint(self) -> str:
-        """Identity without reading the content; changes when the file does."""
+        """Return text that changes when the file does, without reading its content."""
         if self.member:
             return f"{self.member}|{self.size}|{self.crc:08x}"
         try:
@@ -112,7 +106,7 @@ class Source:
         self.has_masks = bool(self._masks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open zip files behind: another process opens its own."""
+        """Leave out open zip files: another process opens its own."""
         return {**self.__dict__, "_zips": {}}
 
     def image(self, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -126,17 +120,17 @@ class Source:
         return read_mask(self._open(where), str(where), classes)
 
     def image_location(self, name: str) -> Location:
-        """Where an image lies; what messages about it should name."""
+        """Return where an image is, which messages about it should name."""
         return self._images[name]
 
     def mask_location(self, name: str) -> Location:
-        """Where a mask lies; what messages about it should name."""
+        """Return where a mask is, which messages about it should name."""
         if not self.has_masks:
             raise InputError(str(self._images[name]), "an image without a mask", "images with masks")
         return self._masks[name]
 
     def fingerprint(self, name: str) -> str:
-        """Identity of a pair, unread: path, size and time of a file; name, size and CRC of a zip member."""
+        """Return text that changes when a pair does: path, size and time of a file, or name, size and CRC in a zip."""
         mask = self._masks[name].fingerprint() if self.has_masks else ""
         return f"{self._images[name].fingerprint()}\n{mask}"
 
@@ -151,7 +145,7 @@ class Source:
             self._zips[key] = _open_zip(where.path)
         try:
             return io.BytesIO(self._zips[key].read(where.member))
-        except Exception as error:  # the decompressors have errors of their own
+        except Exception as error:  # decompressors raise errors of their own classes
             raise InputError(str(where), f"unreadable ({error})", "a complete zip member") from None
 
 
@@ -164,7 +158,7 @@ class Files:
         images: Images by name.
         masks: Masks by name; empty for a set without masks.
         absent: Names on the set's own list that no image has.
-        layout: The published data set, if it is one of the table.
+        layout: The published data set, if it is in the table.
     """
 
     paths: tuple[Path, ...]
@@ -174,7 +168,7 @@ class Files:
     layout: Layout | None = None
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """What errors and reports call the set."""
         return ", ".join(str(path) for path in self.paths)
 
@@ -183,41 +177,41 @@ def open_source(
     images: str | Path | Sequence[str | Path],
     masks: str | Path | None = None,
 ) -> Source:
-    """Find the images and masks of a data set; reads names only, no pixels.
+    """Find the images and masks of a data set. Only names are read, no pixels.
 
     Args:
         images: One of: a folder of images; one image; the folder of a data set as it is published
             (``layouts.LAYOUTS``), or one that holds ``images/`` and ``masks/`` under these or the other usual
             names; one or several zip files with members ``images/NAME.*`` and ``masks/NAME.*``, or with the
-            folders of a published set; a list file
-            whose lines are ``IMAGE [MASK]``, relative to the list file and separated by a tab or a space (a tab
-            where the paths themselves hold spaces); a list of bare names inside a data set's folder.
-        masks: The folder of masks, where ``images`` is a folder of images.
+            folders of a published set; a list file whose lines are ``IMAGE [MASK]``, relative to the list file and
+            separated by a tab or a space (a tab if the paths themselves contain spaces); a list of bare names inside
+            a data set's folder.
+        masks: The folder of masks, if ``images`` is a folder of images.
 
     Returns:
         The source. Images and masks belong together when their names agree up to the suffix.
 
     Raises:
-        InputError: If something is missing, doubled or without a partner.
+        InputError: Something is missing, there twice, or without a partner.
     """
-    return _paired(find_files(images, masks))
+    return _pair(find_files(images, masks))
 
 
 def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Files:
-    """As ``open_source``, without asking that every image have its mask.
+    """Find files as ``open_source`` does, but do not require a mask for every image.
 
     Raises:
-        InputError: If a path does not exist or holds no images, or two files have one name.
+        InputError: A path does not exist or holds no images, or two files have the same name.
     """
     paths = (Path(images),) if isinstance(images, str | Path) else tuple(Path(path) for path in images)
     if not paths:
         raise InputError("images", "an empty list", "a folder, a list file or zip files")
     for path in paths:
         if not urls.exists(path):
-            raise InputError(path, "does not exist", f"a folder, a list file or a zip file{_to_be_had(path)}")
+            raise InputError(path, "does not exist", f"a folder, a list file or a zip file{_download_hint(path)}")
     if all(_is_zip(path) for path in paths):
         _refuse_masks(masks, "no mask folder: a zip holds its masks under masks/")
-        return Files(paths, *_index_zips(paths), layout=_set_of_zips(paths))
+        return Files(paths, *_index_zips(paths), layout=_layout_of_zips(paths))
     if len(paths) > 1:
         other = next(path for path in paths if not _is_zip(path))
         raise InputError(other, "not a zip file", "zip files alone where several paths are given")
@@ -227,36 +221,36 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         return Files(paths, {path.stem: Location(path)}, {})
     if not urls.is_folder(path):
         _refuse_masks(masks, "no mask folder: a list file names its masks")
-    found = find_layout(path) if masks is None else None
-    if found is not None:
-        return _index_found(path, found)
+    match = find_layout(path) if masks is None else None
+    if match is not None:
+        return _index_match(path, match)
     if not urls.is_folder(path):
         return Files(paths, *_index_list(path))
     return Files(paths, _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
 
 
-def _set_of_zips(paths: Sequence[Path]) -> Layout | None:
-    """The published set that zips are called after; several may carry a number each."""
+def _layout_of_zips(paths: Sequence[Path]) -> Layout | None:
+    """Return the published set that zips are named after; each of several may end in a number."""
     names = {re.sub(r"[\W_]*\d*$", "", path.stem) if len(paths) > 1 else path.stem for path in paths}
     return identify(paths[0].with_name(names.pop())) if len(names) == 1 else None
 
 
-def _to_be_had(path: Path) -> str:
+def _download_hint(path: Path) -> str:
     layout = identify(path)
-    return "" if layout is None else f" ({layout.name} is to be had at {layout.home})"
+    return "" if layout is None else f" ({layout.name} is available at {layout.home})"
 
 
-def _index_found(path: Path, found: Found) -> Files:
-    """The files of a set that was found, less those in its folders that are not of the set."""
-    by_class = found.layout is not None and found.layout.by_class
-    images = _index_folder(found.images, by_class)
-    masks = _index_folder(found.masks) if found.masks is not None else {}
+def _index_match(path: Path, match: LayoutMatch) -> Files:
+    """Return the files of a set, without those in its folders that do not belong to it."""
+    by_class = match.layout is not None and match.layout.by_class
+    images = _index_folder(match.images, by_class)
+    masks = _index_folder(match.masks) if match.masks is not None else {}
     absent: tuple[str, ...] = ()
-    if found.names is not None:
-        absent = tuple(sorted(found.names - images.keys()))
-        images = {name: where for name, where in images.items() if name in found.names}
-        masks = {name: where for name, where in masks.items() if name in found.names - set(absent)}
-    return Files((path,), images, masks, absent, found.layout)
+    if match.names is not None:
+        absent = tuple(sorted(match.names - images.keys()))
+        images = {name: where for name, where in images.items() if name in match.names}
+        masks = {name: where for name, where in masks.items() if name in match.names - set(absent)}
+    return Files((path,), images, masks, absent, match.layout)
 
 
 def _refuse_masks(masks: str | Path | None, expected: str) -> None:
@@ -264,53 +258,53 @@ def _refuse_masks(masks: str | Path | None, expected: str) -> None:
         raise InputError(masks, "a mask folder", expected)
 
 
-def _paired(files: Files) -> Source:
-    """Check that every image has its mask and the other way round (or that there are no masks at all)."""
+def _pair(files: Files) -> Source:
+    """Check that every image has a mask and every mask an image, unless there are no masks at all."""
     images, masks = files.images, files.masks
-    problems = [_counted(files.absent, "listed name", "without an image")]
+    problems = [_count_names(files.absent, "listed name", "without an image")]
     if masks:
         problems += [
-            _counted(sorted(images.keys() - masks.keys()), "image", "without a mask"),
-            _counted(sorted(masks.keys() - images.keys()), "mask", "without an image"),
+            _count_names(sorted(images.keys() - masks.keys()), "image", "without a mask"),
+            _count_names(sorted(masks.keys() - images.keys()), "mask", "without an image"),
         ]
     if any(problems):
-        found = " and ".join(problem for problem in problems if problem)
-        raise InputError(files.place, found, "the same names in images and masks")
+        problem = " and ".join(problem for problem in problems if problem)
+        raise InputError(files.where, problem, "the same names in images and masks")
     if not images:
-        raise InputError(files.place, "no images", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(files.where, "no images", f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return Source(images, masks)
 
 
-def _counted(names: Sequence[str], noun: str, what: str) -> str:
+def _count_names(names: Sequence[str], noun: str, what: str) -> str:
     if not names:
         return ""
-    first = ", ".join(names[:_NAMED_IN_ERRORS]) + (", ..." if len(names) > _NAMED_IN_ERRORS else "")
+    first = ", ".join(names[:_NAMES_IN_ERRORS]) + (", ..." if len(names) > _NAMES_IN_ERRORS else "")
     return f"{len(names)} {noun}{'s' if len(names) > 1 else ''} {what} ({first})"
 
 
 def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> dict[str, Location]:
-    found: dict[str, Location] = {}
+    by_stem: dict[str, Location] = {}
     for location in locations:
         name = stem(location)
-        if name in found:
+        if name in by_stem:
             raise InputError(
                 str(location),
-                f"the same name as {found[name]}",
+                f"the same name as {by_stem[name]}",
                 "names that differ without folder and suffix",
             )
-        found[name] = location
-    return found
+        by_stem[name] = location
+    return by_stem
 
 
 def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
     if not urls.is_folder(folder):
-        found = "not a folder" if urls.exists(folder) else "does not exist"
-        raise InputError(folder, found, "a folder of images or masks")
+        problem = "not a folder" if urls.exists(folder) else "does not exist"
+        raise InputError(folder, problem, "a folder of images or masks")
     folders = subfolders(folder) if by_class else [folder]
     files = sorted(file for inner in folders for file in image_files(inner))
     if not files:
-        found = f"no image files{named_subfolders(folder)}"
-        raise InputError(folder, found, f"files ending in {' '.join(IMAGE_SUFFIXES)}")
+        problem = f"no image files{subfolder_hint(folder)}"
+        raise InputError(folder, problem, f"files ending in {' '.join(IMAGE_SUFFIXES)}")
     return _by_stem(map(Location, files), lambda location: location.path.stem)
 
 
@@ -320,7 +314,7 @@ def _is_zip(path: Path) -> bool:
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(urls.opened(path) if urls.is_remote(path) else path)
+        return zipfile.ZipFile(urls.open_bytes(path) if urls.is_remote(path) else path)
     except Exception as error:  # zipfile raises errors of every kind for damaged directories
         raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
 
@@ -353,22 +347,22 @@ def _member_stem(location: Location) -> str:
 def _folder_of(
     path: Path, folders: Iterable[PurePosixPath], kind: str, beside: PurePosixPath | None = None
 ) -> PurePosixPath | None:
-    """The one folder of images or masks in a zip, masks as deep as the images; its plain name is preferred."""
-    found = [folder for folder in folders if kind_of_folder(folder) == kind]
+    """Return the one folder of images or masks in a zip, masks as deep as the images; its plain name is preferred."""
+    matches = [folder for folder in folders if kind_of_folder(folder) == kind]
     if beside is not None:
-        found = [folder for folder in found if len(folder.parts) == len(beside.parts)]
-    if PurePosixPath(kind) in found:
+        matches = [folder for folder in matches if len(folder.parts) == len(beside.parts)]
+    if PurePosixPath(kind) in matches:
         return PurePosixPath(kind)
-    if len(found) > 1:
-        several = ", ".join(map(str, found))
+    if len(matches) > 1:
+        several = ", ".join(map(str, matches))
         raise InputError(path, f"the folders {several}", f"one folder of {kind}, or images/ and masks/")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
     try:
         # File names need not be valid UTF-8; surrogateescape is how Python's own os functions spell them.
-        with urls.opened(path) as file:
+        with urls.open_bytes(path) as file:
             lines = file.read().decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "a list file") from None
@@ -381,7 +375,7 @@ def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
         if mask is not None:
             masks[image] = Location(mask)
     index = _by_stem(images, lambda location: location.path.stem)
-    return index, {name: masks[place.path] for name, place in index.items() if place.path in masks}
+    return index, {name: masks[location.path] for name, location in index.items() if location.path in masks}
 
 
 def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]:

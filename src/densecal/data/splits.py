@@ -15,31 +15,31 @@ def split(names: Sequence[str], validation: str | Path | float, seed: int = 0) -
 
     Args:
         names: Unique sample names.
-        validation: A list file with one name a line (a suffix such as ``.jpg`` is allowed); or a float in
+        validation: A list file with one name per line (a suffix such as ``.jpg`` is allowed); or a float in
             [0, 1), the probability with which a name goes to validation; or an int, the number of names.
         seed: Chooses the names for a ratio or a count. With a ratio the side of a name depends on the seed
-            and the name alone, so files that come or go move no other; with a count it depends on its rank.
+            and the name alone, so adding or removing files moves no other name; with a count it depends on its rank.
 
     Returns:
         ``(train, validation)``, both sorted; the id of a training sample is its position in ``train``.
 
     Raises:
-        InputError: If the list names something unknown, or a side would be empty that should not be.
+        InputError: The list names something unknown, or a part is empty that must not be.
     """
     if len(set(names)) != len(names):
         raise ValueError("names: found a name twice; expected unique names")
     if isinstance(validation, bool):
         raise TypeError("validation: found a bool; expected a list file, a ratio or a count")
     if isinstance(validation, str | Path):
-        chosen = _listed(names, Path(validation))
+        chosen = _read_list(names, Path(validation))
     elif isinstance(validation, int):
         if not 0 <= validation < len(names):
             raise InputError("validation", f"{validation} of {len(names)} images", f"0 to {len(names) - 1}")
-        chosen = set(sorted(names, key=lambda name: (_place(name, seed), name))[:validation])
+        chosen = set(sorted(names, key=lambda name: (_fraction(name, seed), name))[:validation])
     else:
         if not 0.0 <= validation < 1.0:
             raise InputError("validation", f"the ratio {validation}", "a ratio in [0, 1), or a whole number of images")
-        chosen = {name for name in names if _place(name, seed) < validation}
+        chosen = {name for name in names if _fraction(name, seed) < validation}
         if validation > 0 and not chosen:
             raise InputError(
                 "validation", f"no name of {len(names)} at ratio {validation}", "a count for so few images"
@@ -49,13 +49,13 @@ def split(names: Sequence[str], validation: str | Path | float, seed: int = 0) -
     return sorted(set(names) - chosen), sorted(chosen)
 
 
-def _place(name: str, seed: int) -> float:
-    """A number in [0, 1) that is a function of the seed and the name."""
+def _fraction(name: str, seed: int) -> float:
+    """Return a number in [0, 1) that is a function of the seed and the name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:6], "big") / 2.0**48
 
 
-def _listed(names: Sequence[str], path: Path) -> set[str]:
+def _read_list(names: Sequence[str], path: Path) -> set[str]:
     try:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
@@ -64,7 +64,7 @@ def _listed(names: Sequence[str], path: Path) -> set[str]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     listed = {line if line in known else _without_suffix(line) for line in lines}
     if not listed:
-        raise InputError(path, "no names", "one validation name a line")
+        raise InputError(path, "no names", "one validation name per line")
     unknown = sorted(listed - known)
     if unknown:
         raise InputError(

@@ -21,12 +21,12 @@ from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
 CHUNK = 32
-"""Pairs that are scored together."""
+"""Pairs per call of a worker."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A record and what comparing it with another takes.
+    """A record, and what it takes to compare it with another.
 
     Attributes:
         record: Every figure.
@@ -91,7 +91,7 @@ def evaluate_shared(
     """Do what `evaluate` does in several processes, all of which make this call.
 
     Args:
-        predictions: As for `evaluate`, and so are the others.
+        predictions: Folder of maps; this and the other options are those of `evaluate`.
         masks: Folder of masks.
         name: Name of the method.
         dataset: Name of the data.
@@ -99,7 +99,7 @@ def evaluate_shared(
         workers: Worker processes of this process.
         skip_bad: Leave out files that cannot be read.
         progress: Told how many pairs of this process's share are scored.
-        processes: Those that share the work.
+        processes: The processes that share the work.
 
     Returns:
         The evaluation on the first process, the same to the bit however many there are; ``None`` on the others.
@@ -128,14 +128,14 @@ def score_all(
     """Score the pairs and add everything up.
 
     Returns:
-        The sums, and why pairs were skipped (empty unless ``skip_bad``): of all processes on the first, of its own
-        share on another.
+        The sums, and why pairs were skipped (empty unless ``skip_bad``). The first process has those of all
+        processes, any other those of its own share.
     """
     try:
         outcome: tuple[Total, list[InputError]] | InputError = _score_share(
             processes.share(_chunks(pairs)), settings, workers, skip_bad, progress
         )
-    except InputError as error:  # the others wait for this one's sums
+    except InputError as error:  # the other processes wait for the sums of this one
         outcome = error
     total = Total(settings)
     skipped: list[InputError] = []
@@ -153,7 +153,7 @@ def skipped_file(error: InputError) -> SkippedFile:
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:
-    """Compare every two methods on the same images of a data set: differences of their figures, with intervals."""
+    """Compare every two methods that were evaluated on the same images: differences of figures, with intervals."""
     differences = []
     for a, b in combinations(evaluations, 2):
         if a.record.dataset != b.record.dataset or a.stems != b.stems or a.rows.shape != b.rows.shape:
@@ -165,7 +165,7 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifferen
 
 
 def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
-    """Cut the pairs alike however many processes share the work."""
+    """Cut the pairs into chunks, the same however many processes share the work."""
     return [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
 
 
@@ -175,7 +175,7 @@ def _score_share(
     total, done = Total(settings), 0
     skipped: list[InputError] = []
     pairs = sum(len(chunk) for chunk in chunks)
-    calls = ((chunk, settings, total.folded) for chunk in chunks)
+    calls = ((chunk, settings, total.uses_fine_bins) for chunk in chunks)
     parts = map_in_processes(score_pairs, calls, min(workers, len(chunks)), preload=["densecal.evaluation.worker"])
     for part in parts:
         if part.bad and not skip_bad:

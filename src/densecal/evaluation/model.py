@@ -31,9 +31,9 @@ from densecal.training.samples import SceneSource, open_parts
 
 ENTROPY_BINS = 100
 SCORED_AT_ONCE = 256
-"""Images whose counts of levels become scores together."""
+"""Images whose level counts are turned into scores in one call."""
 MAX_VALUES = 1 << 27
-"""Logits at the size of the masks come in smaller groups where they are more than so many numbers."""
+"""Numbers in a group of logits at the size of the masks; larger groups are split."""
 
 Array = NDArray[Any]
 Logits = Callable[[Tensor], Tensor]
@@ -48,7 +48,7 @@ class ImageSet:
 
     Attributes:
         name: What to call it.
-        names: One a sample.
+        names: One per sample.
         images: uint8 (N, S, S, 3).
         masks: uint8 (H, W) each: 0 and 1, or class labels.
         classes: 1 for foreground masks, else the number of classes.
@@ -87,7 +87,7 @@ def load_image_set(
         size: Side of the images that the network sees.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels, for K classes.
-        without_foreground: The images show nothing to find; no mask is read and every pixel is background.
+        without_foreground: No image shows an object: masks are not read, and every pixel is background.
         workers: Processes; all cores unless given.
         progress: Told how many images are read.
     """
@@ -130,16 +130,16 @@ def evaluate_model(
     Args:
         logits: The model.
         data: The data set.
-        calibrators: By the name of the evaluation; ``None`` is the model as it is. That alone, under the name
-            ``model``, unless given.
+        calibrators: Calibrators by the name of their evaluation, where ``None`` is the model as it is. By default
+            the model as it is, under the name ``model``.
         device: Where the model is.
         bins: Bins of the calibration errors.
         batch: Images at a time.
         progress: Told how many images are done.
 
     Returns:
-        One evaluation a calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
-        maximum, with a histogram over the valid pixels and their mean in every image, NaN where it has none.
+        One evaluation per calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
+        maximum, with a histogram over the valid pixels and the mean per image, NaN for an image without valid pixels.
     """
     return evaluate_model_by_bins(logits, data, calibrators, (bins,), device=device, batch=batch, progress=progress)[0]
 
@@ -154,7 +154,7 @@ def evaluate_model_by_bins(
     batch: int = 64,
     progress: Progress = silent,
 ) -> list[dict[str, Evaluation]]:
-    """What ``evaluate_model`` returns for each of several numbers of bins, in one pass over the images."""
+    """Return what ``evaluate_model`` does for each of several numbers of bins, in one pass over the images."""
     calibrators = calibrators or {"model": None}
     scores = [
         {name: _Scores(Settings(count, False, data.classes, data.ignore_index)) for name in calibrators}
@@ -175,7 +175,7 @@ def evaluate_model_by_bins(
 @torch.inference_mode()
 def _probabilities(z: Tensor, images: Tensor, calibrate: Calibrator | None) -> Tensor:
     if calibrate is not None:
-        return calibrate(z, resized(images, z.shape[2:])).double()
+        return calibrate(z, resize(images, z.shape[2:])).double()
     return z.double().sigmoid() if z.shape[1] == 1 else z.double().softmax(dim=1)
 
 
@@ -183,35 +183,35 @@ def _probabilities(z: Tensor, images: Tensor, calibrate: Calibrator | None) -> T
 def model_outputs(
     logits: Logits, data: ImageSet, device: torch.device | str = "cpu", batch: int = 64
 ) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
-    """What a model says, in groups of one size.
+    """Run a model on a data set, in groups of masks of one size.
 
     Yields:
-        Samples, images (B, 3, S, S) as the network sees them, and at the size of the masks logits (B, C, H, W) and
-        masks (B, H, W) int64.
+        Positions of the samples, images (B, 3, S, S) as the network sees them, logits (B, C, H, W) at the size of the
+        masks, and masks (B, H, W) int64.
     """
     device = torch.device(device)
-    if device.type == "cuda" and device.index is None:  # which is the current one is not known to a thread
+    if device.type == "cuda" and device.index is None:  # another thread does not know the current device
         device = torch.device("cuda", torch.cuda.current_device())
-    copying = _copying_stream(device) if device.type == "cuda" else None
+    copy_stream = _copy_stream(device) if device.type == "cuda" else None
     before = None
-    for images, parts in prefetch(_batches(data, device, batch, copying)):
-        if copying is not None:
-            before = _take_over([images, *(y for _, y in parts)], copying, before)
+    for images, parts in prefetch(_batches(data, device, batch, copy_stream)):
+        if copy_stream is not None:
+            before = _wait_for_copies([images, *(y for _, y in parts)], copy_stream, before)
         images = images.permute(0, 3, 1, 2).float() / 255
         z = logits(images).float()
         start = 0
         for samples, y in parts:
             part = slice(start, start + len(samples))
             start = part.stop
-            yield samples, images[part], resized(z[part], y.shape[1:]), y.long()
+            yield samples, images[part], resize(z[part], y.shape[1:]), y.long()
 
 
 def _batches(
-    data: ImageSet, device: torch.device, batch: int, copying: torch.cuda.Stream | None
+    data: ImageSet, device: torch.device, batch: int, copy_stream: torch.cuda.Stream | None
 ) -> Iterator[tuple[Tensor, list[tuple[list[int], Tensor]]]]:
-    """Batches on the device: images, and the masks of those of one size together with their samples.
+    """Yield batches on the device: images, and for each size of mask the positions of its samples and their masks.
 
-    On CUDA they are still on their way, on the stream ``copying``.
+    On CUDA the copies may still be in progress, on ``copy_stream``.
     """
     shapes = [mask.shape for mask in data.masks]
     # the network sees full batches, whatever the sizes of the masks
@@ -220,47 +220,49 @@ def _batches(
         group = order[first : first + batch]
         parts = []
         for shape, same in groupby(group, key=lambda i: shapes[i]):
-            together = list(same)
-            fitting = max(1, MAX_VALUES // (data.classes * shape[0] * shape[1]))
-            for samples in (together[i : i + fitting] for i in range(0, len(together), fitting)):
-                parts.append((samples, _sent([data.masks[i] for i in samples], device, copying)))
-        yield _sent([data.images[i] for i in group], device, copying), parts
+            members = list(same)
+            limit = max(1, MAX_VALUES // (data.classes * shape[0] * shape[1]))
+            for samples in (members[i : i + limit] for i in range(0, len(members), limit)):
+                parts.append((samples, _send([data.masks[i] for i in samples], device, copy_stream)))
+        yield _send([data.images[i] for i in group], device, copy_stream), parts
 
 
-def _sent(arrays: list[NDArray[np.uint8]], device: torch.device, copying: torch.cuda.Stream | None) -> Tensor:
-    """Arrays of one shape, stacked on the device; to CUDA they go beside the kernels of the model."""
-    if copying is None:
+def _send(arrays: list[NDArray[np.uint8]], device: torch.device, copy_stream: torch.cuda.Stream | None) -> Tensor:
+    """Stack arrays of one shape on the device; on CUDA the copy runs alongside the kernels of the model."""
+    if copy_stream is None:
         return torch.from_numpy(np.stack(arrays)).to(device)
-    # from pageable memory the copy would wait for the kernels, and they for the copy
+    # from pageable memory the copy would wait for the kernels, and the kernels for the copy
     dtype = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
     pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=dtype, pin_memory=True)
     np.stack(arrays, out=pinned.numpy())
-    with torch.cuda.device(device), torch.cuda.stream(copying):  # a thread begins on the first device
+    with torch.cuda.device(device), torch.cuda.stream(copy_stream):  # a new thread starts on the first device
         return pinned.to(device, non_blocking=True)
 
 
 @functools.cache
-def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all evaluations, because every stream keeps the memory that was freed on it."""
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream for all evaluations, because every stream keeps the memory that was freed on it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _take_over(tensors: list[Tensor], copying: torch.cuda.Stream, before: torch.cuda.Event | None) -> torch.cuda.Event:
-    """Let the current stream wait for what another one copies, and the memory wait for the current stream.
+def _wait_for_copies(
+    tensors: list[Tensor], copy_stream: torch.cuda.Stream, before: torch.cuda.Event | None
+) -> torch.cuda.Event:
+    """Make the current stream wait for copies, and keep their memory until the current stream is done with it.
 
     Args:
         tensors: What is copied.
-        copying: The other stream.
-        before: What this returned for the batch before, which the device must have reached: a host that ran ahead
-            further would fill the device with batches.
+        copy_stream: The stream that copies.
+        before: What this returned for the previous batch. The host waits until the device has reached it, because
+            otherwise it would run ahead and fill the device with batches.
 
     Returns:
         The start of the work on this batch.
     """
     if before is not None:
         before.synchronize()
-    current = torch.cuda.current_stream(copying.device)
-    current.wait_stream(copying)
+    current = torch.cuda.current_stream(copy_stream.device)
+    current.wait_stream(copy_stream)
     for tensor in tensors:
         tensor.record_stream(current)
     start: torch.cuda.Event = current.record_event()
@@ -268,7 +270,7 @@ def _take_over(tensors: list[Tensor], copying: torch.cuda.Stream, before: torch.
 
 
 class _Scores:
-    """The sums of one calibrator's evaluation."""
+    """Sums over the images for one calibrator."""
 
     def __init__(self, settings: Settings) -> None:
         self.total = Total(settings)
@@ -294,7 +296,7 @@ class _Scores:
         h = torch.special.entr(classes).sum(dim=1) / np.log(classes.shape[1])
         cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1)
         void = self.total.meter.ignore_index
-        if void is not None:  # void pixels go to a bin that is cut off
+        if void is not None:  # void pixels go to one more bin, which is cut off
             valid = y != void
             h, cell = h.masked_fill(~valid, torch.nan), cell.masked_fill(~valid, ENTROPY_BINS)
         counts = histograms(cell.flatten(1), ENTROPY_BINS + 1).sum(0)
@@ -323,20 +325,20 @@ class _Scores:
 
 
 def _level_counts(p: Tensor, y: Tensor) -> Tensor:
-    """Pixels by image, mask and 8-bit level (B, 2, 256)."""
+    """Count pixels by image, mask and 8-bit level (B, 2, 256)."""
     levels = (p * 255).round().long()
     return histograms((y * 256 + levels).flatten(1), 512).view(-1, 2, 256)
 
 
 def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
-    """Pixels by true and predicted class (K, K)."""
+    """Count pixels by true and predicted class (K, K)."""
     key = y * classes + predicted
-    if ignore_index is not None:  # void pixels go behind the last key, and are cut off
+    if ignore_index is not None:  # void pixels go to one more key, which is cut off
         key = key.masked_fill(y == ignore_index, classes * classes)
     counts: Tensor = torch.bincount(key.flatten(), minlength=classes * classes + 1)[: classes * classes]
     return counts.view(classes, classes)
 
 
-def resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Maps (B, C, H, W) at another size, bilinearly."""
+def resize(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Resize maps (B, C, H, W) bilinearly."""
     return maps if maps.shape[2:] == size else interpolate(maps, size=size, mode="bilinear", align_corners=False)

@@ -1,4 +1,4 @@
-"""Evaluating out of distribution: maps of images that show nothing to find, beside the maps of those that do."""
+"""Evaluating out of distribution: maps of images without any object, beside the maps of images with objects."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def evaluate_ood(
     """Score a folder of maps of images without foreground: every pixel is background.
 
     Segmentation scores say nothing about an empty mask, so the record has none, and no curves. It has ``entropy``, as
-    a share of its maximum: a histogram over pixels and the mean of every image.
+    a share of its maximum: a histogram over pixels and the mean per image.
 
     Args:
         predictions: Folder of foreground maps.
         name: What to call the method; the folder's name unless given.
         dataset: What to call the data; the folder's name unless given.
-        settings: Bins and the largest image; maps of K classes have no background to be right about.
+        settings: Bins and the largest image; maps of K classes are refused, because they have no background class.
         workers: Processes to use.
         skip_bad: Leave out what cannot be read, and list it, instead of stopping.
         progress: Told how many maps are scored.
-        processes: Those that share the work, as for ``evaluate_shared``.
+        processes: The processes that share the work, as for ``evaluate_shared``.
     """
     settings = settings or Settings()
     if not settings.binary:
-        raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images that show nothing")
+        raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images without any object")
     plain = replace(settings, full=False, ignore_index=None, entropy=True)
     total, skipped = score_all(find_maps(predictions), plain, workers, skip_bad, progress, processes)
     if not processes.first:
@@ -61,37 +61,37 @@ def evaluate_ood(
 
 
 def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[str, Path]]:
-    """The folders of maps, by data set and method.
+    """Find the folders of maps, by data set and method.
 
     Args:
-        folders: One a data set, named after it; holds the maps where there is one method, else METHOD/ folders of them.
+        folders: One per data set, named after it. Holds maps if there is one method, else METHOD/ folders of maps.
         methods: The methods that are evaluated.
     """
-    found: dict[str, dict[str, Path]] = {}
+    by_dataset: dict[str, dict[str, Path]] = {}
     for folder in folders:
         check_folder(folder, "a folder of prediction maps")
         dataset = folder.resolve().name
-        if dataset in found:
+        if dataset in by_dataset:
             raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")
         if len(methods) == 1 and any(path.suffix.lower() in MAP_SUFFIXES for path, _ in entries(folder)):
-            found[dataset] = {methods[0]: folder}
+            by_dataset[dataset] = {methods[0]: folder}
             continue
-        found[dataset] = {method: folder / method for method in methods}
-        for method, maps in found[dataset].items():
+        by_dataset[dataset] = {method: folder / method for method in methods}
+        for method, maps in by_dataset[dataset].items():
             if not is_folder(maps):
                 raise InputError(maps, "no such folder", f"the maps of {method}")
-    return found
+    return by_dataset
 
 
 def compare_ood(record: Record, outside: Record) -> OutOfDistribution:
     """Compare the records of one method in and out of distribution.
 
     Args:
-        record: In distribution; has ``entropy``, as records of models and of ``Settings(entropy=True)`` do.
+        record: In distribution; has ``entropy``, as records of models and of ``Settings(entropy=True)`` have.
         outside: Out of distribution; the same.
 
     Returns:
-        How well the mean entropy of an image tells the sets apart, those out of distribution being the positives; and
+        How well the mean entropy of an image separates the sets, where those out of distribution are the positives, and
         histograms of both.
     """
     assert record.entropy is not None

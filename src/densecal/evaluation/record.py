@@ -1,4 +1,4 @@
-"""The record: every figure of one method on one data set, as it is written to JSON and read back.
+"""The record: every figure of one method on one data set, written to JSON and read back.
 
 Reports, benchmarks and comparisons take records and nothing else. A record is never changed; `dataclasses.replace`
 makes another. Figures are fractions. What could not be computed is NaN in a record and null in a file.
@@ -163,11 +163,11 @@ class TwoHistograms:
 
 @dataclass(frozen=True)
 class OutOfDistribution:
-    """The same method on images that show nothing to find, beside the record's own.
+    """The same method on images without any object.
 
     Attributes:
         dataset: Name of the set out of distribution.
-        auroc: How well the mean entropy of an image tells the two sets apart.
+        auroc: How well the mean entropy of an image separates the two sets.
         fpr95: False-positive rate at a true-positive rate of 95 %.
         entropy: Histograms of both sets.
         confidence: Histograms of both sets.
@@ -184,7 +184,7 @@ class OutOfDistribution:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What the figures depend on beside the data."""
+    """What the figures depend on besides the data."""
 
     bins: int
     classes: int | None
@@ -203,7 +203,7 @@ class Record:
         skipped: Files that were left out.
         warnings: What looks wrong with the maps or masks.
         calibration: Calibration figures by name, and the intervals of some.
-        segmentation: Scores by name; per-class scores are tuples. Empty where there is no foreground to find.
+        segmentation: Scores by name; scores per class are tuples. Empty where no image has foreground.
         reliability: Curves of the reliability diagrams.
         joint: Images by mean confidence and accuracy.
         settings: Bins, classes and the value of void pixels.
@@ -245,7 +245,7 @@ class Record:
 
     @classmethod
     def from_json(cls, content: Any, where: str | Path) -> Record:
-        """Check what was read from JSON and make a record of it.
+        """Make a record of what was read from JSON, and check it.
 
         Args:
             content: What `to_json` returned, or an evaluation that version 0.1 wrote. Unknown keys are ignored.
@@ -299,21 +299,26 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Calibration):
         return {**_encode(value.figures), "ci": _encode(value.ci)}
     if dataclasses.is_dataclass(value):
-        held = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {_key(field): _encode(item) for field, item in held if item or field.default not in (None, ())}
+        items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {
+            _key(field): _encode(item)
+            for field, item in items
+            if item not in (None, (), {}) or field.default not in (None, ())
+        }
     if isinstance(value, Mapping):
         return {key: _encode(item) for key, item in value.items()}
     return [_encode(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
-    """Make a value of a type of this file from JSON, or name the key that is wrong."""
+    """Turn JSON into a value of a type of this module, or raise an error that names the key."""
     if kind is Calibration:
         given = _expect(dict, value, where, path)
         figures = {key: item for key, item in given.items() if key != "ci"}
         hints = _hints(Calibration)
         return Calibration(
-            _decode(hints["figures"], figures, where, path), _decode(hints["ci"], given.get("ci"), where, (*path, "ci"))
+            _decode(hints["figures"], figures, where, path),
+            _decode(hints["ci"], given.get("ci", _MISSING), where, (*path, "ci")),
         )
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         given = _expect(dict, value, where, path)
@@ -333,7 +338,7 @@ def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         items = _expect(list, value, where, path)
         inner = typing.get_args(kind)
         if inner[-1] is not Ellipsis and len(items) != len(inner):
-            raise _wrong(where, path, f"{len(items)} values", f"{len(inner)}")
+            raise _error(where, path, f"{len(items)} values", f"{len(inner)}")
         return tuple(_decode(inner[0], item, where, (*path, str(i))) for i, item in enumerate(items))
     if origin is Mapping:
         given = _expect(dict, value, where, path)
@@ -343,17 +348,17 @@ def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
             return math.nan
         number = _expect((int, float), value, where, path)
         if isinstance(number, int) and number.bit_length() > 1023:
-            raise _wrong(where, path, f"an integer of {number.bit_length():,} bits", "a number")
+            raise _error(where, path, f"an integer of {number.bit_length():,} bits", "a number")
         return number
     return _expect(kind, value, where, path)
 
 
 def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, path: tuple[str, ...]) -> Any:
-    """A value that may be null, or a figure that may be a list over classes."""
+    """Decode a value that may be null, or a figure that may be a list over classes."""
     if value is None and types.NoneType in kinds:
         return None
-    fitting = [kind for kind in kinds if (typing.get_origin(kind) is tuple) == isinstance(value, list)]
-    return _decode(fitting[0] if fitting else kinds[0], value, where, path)
+    matching = [kind for kind in kinds if (typing.get_origin(kind) is tuple) == isinstance(value, list)]
+    return _decode(matching[0] if matching else kinds[0], value, where, path)
 
 
 _MISSING = object()
@@ -363,17 +368,17 @@ _NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 def _expect(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
-    found = "missing" if value is _MISSING else repr(value)[:60]
-    raise _wrong(where, path, found, _NAMES[kind])
+    actual = "missing" if value is _MISSING else repr(value)[:60]
+    raise _error(where, path, actual, _NAMES[kind])
 
 
-def _wrong(where: str, path: tuple[str, ...], found: str, expected: str) -> InputError:
+def _error(where: str, path: tuple[str, ...], actual: str, expected: str) -> InputError:
     key = f"{where}: {'.'.join(path)}" if path else where
-    return InputError(key, found, f"{expected}, as densecal evaluate --json writes it")
+    return InputError(key, actual, f"{expected}, as densecal evaluate --json writes it")
 
 
 def _key(field: dataclasses.Field[Any]) -> str:
-    """The name of a field in JSON."""
+    """Return the name of a field in JSON."""
     key: str = field.metadata.get("key", field.name)
     return key
 

@@ -31,7 +31,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if dataclasses.is_dataclass(kind):
         name = kind.__name__  # type: ignore[union-attr]
         if name not in definitions:
-            definitions[name] = {}  # a record may hold records
+            definitions[name] = {}  # set first, because a record may contain records
             definitions[name] |= _calibration(definitions) if kind is Calibration else _object(kind, definitions)
         return {"$ref": f"#/$defs/{name}"}
     if isinstance(kind, types.UnionType):

@@ -33,7 +33,7 @@ def shift_evaluations(
 ) -> dict[str, Shifts]:
     """Score a model on a data set as it is and under every kind and severity of shift.
 
-    Images are corrupted at the size the network sees, after they were resized. Masks stay as they are.
+    Images are corrupted after they are resized to the size the network sees. Masks stay as they are.
 
     Args:
         logits: The model.
@@ -48,27 +48,27 @@ def shift_evaluations(
         progress: Told how many copies of the data set are scored.
 
     Returns:
-        For every calibrator its records by kind and severity; all kinds share the record of severity 0.
+        Records by calibrator, kind and severity; all kinds share the record of severity 0.
     """
     total, done = 1 + len(kinds) * len(severities), 0
 
     def records(images: ImageSet) -> dict[str, Record]:
         nonlocal done
-        found = evaluate_model(logits, images, calibrators, device=device, bins=bins, batch=batch)
+        evaluations = evaluate_model(logits, images, calibrators, device=device, bins=bins, batch=batch)
         done += 1
         progress("Shifting", done, total)
-        return {name: evaluation.record for name, evaluation in found.items()}
+        return {name: evaluation.record for name, evaluation in evaluations.items()}
 
-    found: dict[str, Shifts] = {name: {kind: {0: record} for kind in kinds} for name, record in records(data).items()}
+    results: dict[str, Shifts] = {name: {kind: {0: record} for kind in kinds} for name, record in records(data).items()}
     for kind in kinds:
         for severity in severities:
             for name, record in records(shifted_set(data, kind, severity, seed)).items():
-                found[name][kind][severity] = record
-    return found
+                results[name][kind][severity] = record
+    return results
 
 
 def shifted_set(data: ImageSet, kind: str, severity: int, seed: int = 0) -> ImageSet:
-    """A copy of a data set with corrupted images."""
+    """Return a copy of a data set with corrupted images."""
     with ThreadPoolExecutor() as pool:
         n = len(data)
         images = pool.map(shifted, data.images, [kind] * n, [severity] * n, [seed] * n, data.names)

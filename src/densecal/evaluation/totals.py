@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 JOINT_CELLS = 100
 """The joint density of confidence and accuracy is kept on a grid of this many cells per side."""
 _COMMON = 0.9
-"""A fault that this share of all maps has is worth a warning."""
+"""Share of maps with the same fault from which on there is a warning."""
 
 
 class Total:
-    """The parts of an evaluation, added up."""
+    """The sum of the parts of an evaluation."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.meter: CalibrationMeter = settings.calibration_meter()
         self.segmentation = ExactSums()
-        """Of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
+        """Sums of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
         self.findings = Findings()
         self.entropy = EntropySums()
         self.stems: list[str] = []
 
     @property
-    def folded(self) -> bool:
+    def uses_fine_bins(self) -> bool:
         """Whether float maps are summarised in fine bins."""
         return self.meter.sketch.is_binned
 
@@ -70,7 +70,7 @@ class Total:
             sketch.merge(meter.sketch)
         for counts in part.levels.values():
             sketch.add_levels(counts)
-        # rows in the order of the files, whatever their kind
+        # rows in the order of the files, integer and float maps mixed
         integer_rows = iter(part.rows)
         ordered = [next(float_rows if is_float else integer_rows) for is_float in part.is_float]
         del sketch.rows[before:]
@@ -111,7 +111,7 @@ class Total:
         return Entropy(_integers(self.entropy.histogram), tuple(self.entropy.images))
 
     def _segmentation(self) -> tuple[dict[str, float | tuple[float, ...]], SegmentationCurves | None]:
-        """Scores, and for foreground maps their curves over thresholds."""
+        """Return the scores, and for foreground maps their curves over thresholds."""
         if not self.settings.binary:
             confusion = ConfusionMeter(self.settings.classes or 1)
             confusion.load_state_dict(self.segmentation.values())
@@ -125,37 +125,37 @@ class Total:
 
 
 def warnings_of(findings: Findings, settings: Settings) -> list[str]:
-    """What the maps and masks of a set look like that they should not."""
-    maps, found = findings.maps, []
+    """Return warnings about maps and masks that look wrong."""
+    maps, warnings = findings.maps, []
     if settings.binary and settings.ignore_index is not None and not findings.foreground:
-        found.append(
+        warnings.append(
             f"no mask holds foreground: is {settings.ignore_index}, given as void, the value of the foreground?"
         )
     if maps >= 2 and findings.stretched >= _COMMON * maps:
-        found.append(
+        warnings.append(
             f"{findings.stretched} of {maps} maps span exactly 0 to 1 with few pixels at the top: they look min-max "
             "normalised image by image, which destroys their confidence; evaluate the raw probabilities"
         )
     if findings.both_classes and findings.inverted > 2 / 3 * findings.both_classes:
-        found.append(
+        warnings.append(
             f"{findings.inverted} of {findings.both_classes} maps are darker on the foreground than on the "
             "background: they look inverted; expected the probability of foreground"
         )
     if maps and findings.few_levels > 0.5 * maps:
-        found.append(
+        warnings.append(
             f"{findings.few_levels} of {maps} maps hold fewer than {FEW_LEVELS} grey levels: they look thresholded or "
             "quantised; their confidences are not those of the model"
         )
     if findings.grey_masks:
-        found.append(
+        warnings.append(
             f"{findings.grey_masks} masks hold values other than 0 and 255: they were cut at > 127, for segmentation "
             "scores at > 128"
         )
     if findings.resized:
-        found.append(
+        warnings.append(
             f"{findings.resized} maps differ in size from their mask: they were resized to the mask bilinearly"
         )
-    return found
+    return warnings
 
 
 def calibration_of(result: CalibrationResult) -> Calibration:
@@ -166,7 +166,7 @@ def calibration_of(result: CalibrationResult) -> Calibration:
 
 
 def _reliability(result: CalibrationResult) -> Reliability:
-    """The curves behind the reliability diagrams and the confidence histogram."""
+    """Return the curves of the reliability diagrams and the confidence histogram."""
     from densecal.metrics.curves import Atoms
 
     top = Atoms.from_counts(*result.sketch.top_atoms())
@@ -191,7 +191,7 @@ def _integers(counts: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _thresholds(result: CalibrationResult) -> Thresholds:
-    """Pixels called foreground, p > t, at t = 0, 0.01, ..., 1: raw maps, all images pooled."""
+    """Count pixels called foreground, p > t, at t = 0, 0.01, ..., 1, in raw maps with all images pooled."""
     from densecal.metrics.curves import Atoms
 
     p = Atoms.from_counts(*result.sketch.class_atoms(0))
@@ -203,7 +203,7 @@ def _thresholds(result: CalibrationResult) -> Thresholds:
 
 
 def _joint(result: CalibrationResult) -> Joint:
-    """Where the images lie in the plane of mean confidence and accuracy."""
+    """Count images by mean confidence and accuracy."""
     confidence, accuracy = result.image_points()
     cells, counts = np.unique(np.stack([_cells(confidence), _cells(accuracy)], axis=1), axis=0, return_counts=True)
     return Joint(
@@ -216,5 +216,5 @@ def _joint(result: CalibrationResult) -> Joint:
 
 
 def _cells(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which of the equal cells of [0, 1] holds each value; 1.0 lies in the last."""
+    """Return which of the equal cells of [0, 1] holds each value; 1.0 is in the last."""
     return np.asarray(np.minimum((values * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1))

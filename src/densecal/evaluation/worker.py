@@ -1,4 +1,4 @@
-"""What a worker of an evaluation does: read a few pairs of map and mask, score them, give back sums.
+"""The work of an evaluation's worker process: read a few pairs of map and mask, score them, return sums.
 
 8- and 16-bit maps are scored from their level counts with numpy alone; torch is loaded only for float maps.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FEW_LEVELS = 32
 _TOP_SHARE = 0.1
-"""Below this share of foreground pixels at the highest level, a map that spans the whole range looks stretched."""
+"""A map that spans the whole range with fewer of its foreground pixels at the highest level looks stretched."""
 _SAMPLE = 4096
 
 Array = NDArray[Any]
@@ -47,22 +47,22 @@ class Settings:
 
     @property
     def binary(self) -> bool:
-        """One foreground probability a pixel."""
+        """Whether maps hold one foreground probability per pixel."""
         return self.classes in (None, 1)
 
     def calibration_meter(self) -> CalibrationMeter:
-        """An empty meter with these settings."""
+        """Return an empty meter with these settings."""
         from densecal.metrics.calibration import CalibrationMeter
 
         void = self.ignore_index
         if self.binary and void is not None:
-            void = VOID  # in the meter's labels, whatever value the masks have for it
+            void = VOID  # in the labels given to the meter, whatever value void has in the masks
         return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
 
 
 @dataclass
 class Findings:
-    """How many maps or masks look wrong in which way."""
+    """Numbers of maps and masks that look wrong, by how."""
 
     maps: int = 0
     stretched: int = 0
@@ -70,12 +70,12 @@ class Findings:
     inverted: int = 0
     few_levels: int = 0
     foreground: int = 0
-    """Maps whose mask holds foreground."""
+    """Maps whose mask contains foreground."""
     grey_masks: int = 0
     resized: int = 0
 
     def add(self, other: Findings) -> None:
-        """Sum with the findings of other pairs."""
+        """Add the findings of other pairs."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -93,7 +93,7 @@ class Part:
     levels: dict[int, Array] = field(default_factory=dict)
     """Level counts (Z, 2, L) of the integer maps, by L."""
     floats: dict[str, Any] | None = None
-    """State of a calibration meter that saw the float maps."""
+    """State of the calibration meter of the float maps."""
     is_float: list[bool] = field(default_factory=list)
     segmentation: dict[str, Any] = field(default_factory=dict)
     entropy: EntropySums = field(default_factory=EntropySums)
@@ -105,7 +105,7 @@ def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
     Args:
         pairs: What to score.
         settings: How.
-        fold: Summarise float maps in fine bins at once, because the whole set is past the exact limit already.
+        fold: Summarise float maps in fine bins, because the whole set is past the exact limit already.
 
     Returns:
         Sums; pairs that could not be read are listed in ``bad``.
@@ -154,7 +154,7 @@ class _BinaryScorer:
         else:
             self.segmentation.update(prediction, reference)
             if is_float:
-                _look_at_floats(self.part.findings, prediction, mask)
+                _inspect_floats(self.part.findings, prediction, mask)
                 if self.settings.entropy:
                     self.part.entropy.add_map(prediction)
             else:
@@ -162,7 +162,7 @@ class _BinaryScorer:
         self.part.is_float.append(is_float)
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
-        """Keep the counts (2, 256) of 8-bit maps; ``finish`` makes the rows of them all at once."""
+        """Keep the counts (2, 256) of 8-bit maps; ``finish`` computes all their rows in one call."""
         counts: Array = self._count(prediction, mask, zones).sum(axis=0)
         self.byte_counts.append(counts)
         self.byte_positions.append(len(self.part.rows))
@@ -172,7 +172,7 @@ class _BinaryScorer:
     def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> None:
         counts = self._count(prediction, mask, zones).sum(axis=0)
         self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
-        _look_at_levels(self.part.findings, counts[None])
+        _inspect_levels(self.part.findings, counts[None])
 
     def _count(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
@@ -197,7 +197,7 @@ class _BinaryScorer:
             counts = np.stack(self.byte_counts)
             for position, row in zip(self.byte_positions, level_rows(counts, self.settings.bins), strict=True):
                 self.part.rows[position] = row
-            _look_at_levels(self.part.findings, counts)
+            _inspect_levels(self.part.findings, counts)
         self.part.floats = _meter_state(self.meter, fold)
         self.part.segmentation = self.segmentation.state_dict()
 
@@ -229,7 +229,7 @@ class _ClassScorer:
 
 
 def _tensor(array: Array) -> Tensor:
-    """The array itself, where it may be written to, for torch knows no other."""
+    """Return a tensor that shares the array, or copies one that is read-only, which torch does not support."""
     import torch
 
     return torch.from_numpy(np.require(array, requirements="W"))
@@ -243,8 +243,8 @@ def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] |
     return meter.state_dict()
 
 
-def _look_at_levels(findings: Findings, counts: Array) -> None:
-    """Note the ways in which integer maps, given by their level counts (B, 2, L), look unlike probabilities."""
+def _inspect_levels(findings: Findings, counts: Array) -> None:
+    """Note how integer maps, given by their level counts (B, 2, L), look unlike probabilities."""
     pixels = counts.sum(axis=1)
     top = pixels.shape[1] - 1
     spans = (pixels[:, 0] > 0) & (pixels[:, top] > 0)
@@ -260,13 +260,13 @@ def _look_at_levels(findings: Findings, counts: Array) -> None:
     findings.inverted += int((both & (inside < outside)).sum())
 
 
-def _look_at_floats(findings: Findings, prediction: Array, mask: Array) -> None:
-    """The same for a float map: its levels are seen as bytes, its extremes and distinct values as they are."""
+def _inspect_floats(findings: Findings, prediction: Array, mask: Array) -> None:
+    """Do the same for a float map, from its values rounded to bytes and its exact extremes and distinct values."""
     if prediction.size == 0:
         return
     as_bytes = Findings()
     counts = sum(count_levels(np.rint(prediction[r] * 255).astype(np.uint8), mask[r]) for r in row_chunks(mask.shape))
-    _look_at_levels(as_bytes, np.asarray(counts))
+    _inspect_levels(as_bytes, np.asarray(counts))
     as_bytes.stretched *= bool(prediction.min() == 0 and prediction.max() == 1)
     sample = prediction.reshape(-1)[:: max(1, prediction.size // _SAMPLE)]
     as_bytes.few_levels = int(len(np.unique(sample)) < FEW_LEVELS and len(np.unique(prediction)) < FEW_LEVELS)

@@ -1,1 +1,1 @@
-"""Adapters for other people's tools; each file needs a package of its own, and nothing else in densecal needs it."""
+"""Adapters for other libraries. Each file needs its own package, which nothing else in densecal needs."""

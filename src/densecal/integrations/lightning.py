@@ -31,9 +31,9 @@ class CalibrationCallback(Callback):
 
         return {"logits": logits, "masks": masks}                                # in validation_step
 
-    The method is a part of the module, so it is on its device and its state is in the checkpoint. It learns after every
-    batch and after every validation but the sanity check; figures are logged as ``val_...`` and ``method_...``, for
-    ``ModelCheckpoint(monitor="val_ece_ew")`` and others. Processes are combined exactly.
+    The method is a submodule, so it is on the module's device and its state is in the checkpoint. It learns after every
+    batch and after every validation except the sanity check. Figures are logged as ``val_...`` and ``method_...``, for
+    ``ModelCheckpoint(monitor="val_ece_ew")`` and others. Figures of several processes are combined exactly.
 
     Args:
         bins: Bins of the validation's calibration errors.
@@ -44,22 +44,22 @@ class CalibrationCallback(Callback):
         self._meter: CalibrationMeter | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fail before the first step where the module has no method."""
+        """Fail before the first step if the module has no method."""
         method_of(pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the method's epoch."""
+        """Start the method's epoch."""
         method_of(pl_module).start_epoch(trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Let the method learn from the batch."""
-        logits, masks, index = _taken("training_step", outputs, ("logits", "masks", "index"))
+        logits, masks, index = _step_outputs("training_step", outputs, ("logits", "masks", "index"))
         method_of(pl_module).after_step(logits.detach(), masks, index)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         method = method_of(pl_module)
         self._meter = CalibrationMeter(self.bins, method.num_classes, ignore_index=method.ignore_index, boundary=False)
 
@@ -73,7 +73,7 @@ class CalibrationCallback(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Measure the batch."""
-        logits, masks = _taken("validation_step", outputs, ("logits", "masks"))
+        logits, masks = _step_outputs("validation_step", outputs, ("logits", "masks"))
         assert self._meter is not None
         self._meter.update(logits=logits, masks=masks)
 
@@ -89,29 +89,29 @@ class CalibrationCallback(Callback):
         if trainer.state.fn == "fit":
             method.after_epoch(result)
             figures |= {f"method_{name}": value for name, value in method.statistics().items()}
-        # every process has the same figures; to sync them only spares Lightning's warning
+        # every process has the same figures; syncing them only avoids Lightning's warning
         pl_module.log_dict(figures, sync_dist=True)
 
 
 def method_of(module: LightningModule) -> Method:
-    """Return the densecal method among the parts of a module.
+    """Return the densecal method among the submodules of a module.
 
     Raises:
         InputError: There is none, or more than one.
     """
-    found = [part for part in module.modules() if isinstance(part, Method)]
-    if len(found) != 1:
+    methods = [part for part in module.modules() if isinstance(part, Method)]
+    if len(methods) != 1:
         raise InputError(
             type(module).__name__,
-            f"{len(found)} densecal methods among its parts",
+            f"{len(methods)} densecal methods among its submodules",
             "one, such as self.method = densecal.methods.create(...)",
         )
-    return found[0]
+    return methods[0]
 
 
-def _taken(step: str, outputs: Any, names: tuple[str, ...]) -> list[Any]:
-    """What a step of the module returned by these names."""
-    held = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+def _step_outputs(step: str, outputs: Any, names: tuple[str, ...]) -> list[Any]:
+    """Return what a step of the module returned under these names."""
+    actual = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
     if not isinstance(outputs, dict) or not set(names) <= outputs.keys():
-        raise InputError(step, f"it returned {held}", f"a dictionary with {', '.join(names)}")
+        raise InputError(step, f"it returned {actual}", f"a dictionary with {', '.join(names)}")
     return [outputs[name] for name in names]

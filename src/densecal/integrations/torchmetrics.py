@@ -1,4 +1,4 @@
-"""The calibration meter as a metric of torchmetrics: collections, `forward`, and several processes as usual there."""
+"""The calibration meter as a torchmetrics metric, for collections, `forward` and several processes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ require("densecal.integrations.torchmetrics", "torchmetrics")
 from torchmetrics import Metric  # noqa: E402
 
 FIGURES = tuple(field.name for field in fields(CalibrationResult) if field.metadata.get("scalar", True))
-"""What can be computed, see ``CalibrationResult``."""
+"""The figures that can be computed, see ``CalibrationResult``."""
 GROWING = ("rows", "raw_values", "raw_outcomes")
-"""Parts of a meter's state that hold a row an image or a column a pixel."""
+"""Parts of a meter's state that have one row per image or one column per pixel."""
 
 
 class CalibrationMetric(Metric):
     """Measures what ``CalibrationMeter`` measures, in memory that does not grow with pixels.
 
-    The states are the meter's integer tables, so that processes are combined exactly.
+    The states are the integer tables of the meter, so that several processes are combined exactly.
 
     Args:
-        figure: One of ``FIGURES``, for a scalar; a dictionary of them all unless given.
-        bins: See ``CalibrationMeter``, as for the next four.
+        figure: One of ``FIGURES``, for a scalar; unless given, the result is a dictionary of all figures.
+        bins: Bins of the calibration errors; this and the next four are those of ``CalibrationMeter``.
         num_classes: 1 for one foreground probability, K for K channels.
         multilabel: The K channels are independent sigmoids.
         ignore_index: Mask value of void pixels.
         boundary: Measure the boundary bands too.
-        logits: Updates bring logits instead of probabilities.
-        **options: Of ``torchmetrics.Metric``.
+        logits: Updates are given logits instead of probabilities.
+        **options: Options of ``torchmetrics.Metric``.
 
     Examples:
         >>> metric = CalibrationMetric("ece_ew")
@@ -68,7 +68,7 @@ class CalibrationMetric(Metric):
             self.add_state(name, table, dist_reduce_fx="sum")
         for name in self._no_rows:
             self.add_state(name, [], dist_reduce_fx="cat")
-        # A collection updates only one of two metrics whose states are equal after a batch: their settings count too.
+        # A collection merges metrics whose states are equal after a batch, so the settings are part of the state.
         kind = [-1 if setting is None else int(setting) for setting in (*self._settings, logits)]
         self.add_state("kind", torch.tensor(kind), dist_reduce_fx="max")
 
@@ -89,14 +89,14 @@ class CalibrationMetric(Metric):
         return {name: self._tensor(getattr(result, name)) for name in FIGURES}
 
     def meter(self) -> CalibrationMeter:
-        """Return a meter that holds what was counted here; by all processes, inside ``sync_context``."""
+        """Return a meter with everything counted so far; inside ``sync_context``, by all processes."""
         state: dict[str, Any] = {name: getattr(self, name) for name in self._defaults if name != "kind"}
         for name, empty in self._no_rows.items():
-            # a list of parts before, one tensor after the processes were combined
+            # a list of parts before the processes are combined, one tensor after
             parts = state[name] if isinstance(state[name], list) else [state[name]]
-            state[name] = _turned(name, torch.cat([empty.to(self.device), *parts]))
+            state[name] = _transpose(name, torch.cat([empty.to(self.device), *parts]))
         state["raw_pixels"] = state["raw_values"].shape[1]
-        # a meter has fine tables only from the moment it gives up the pixels themselves
+        # a meter has fine tables only once it no longer keeps the pixels themselves
         if not bool(state["fine"].any()):
             state = {name: value for name, value in state.items() if not name.startswith("fine")}
         counted, meter = (CalibrationMeter(*self._settings) for _ in range(2))
@@ -105,21 +105,21 @@ class CalibrationMetric(Metric):
         return meter
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Combine all processes; one that has counted nothing sends no rows of the right width and type."""
+        """Combine all processes; one that has counted nothing sends an empty tensor of the right width and type."""
         for name, empty in self._no_rows.items():
             if len(getattr(self, name)) == 0:
                 setattr(self, name, [empty.to(self.device)])
         super().sync(*args, **kwargs)
 
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        """Join two states; many pixels are summarised, or ``forward`` would keep those of every batch."""
+        """Join two states and summarise many pixels, because ``forward`` would otherwise keep those of every batch."""
         super()._reduce_states(incoming_state)
         self._keep(self.meter())
 
     def _keep(self, meter: CalibrationMeter) -> None:
         state = meter.state_dict()
         for name in self._no_rows:
-            setattr(self, name, [_turned(name, state[name]).to(self.device)] if name in state else [])
+            setattr(self, name, [_transpose(name, state[name]).to(self.device)] if name in state else [])
         for name in self._defaults.keys() & state.keys() - self._no_rows.keys():
             setattr(self, name, state[name].to(self.device))
 
@@ -128,21 +128,21 @@ class CalibrationMetric(Metric):
 
 
 def _empty_state(bins: int, num_classes: int, multilabel: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Zeros in the shapes of a meter's tables, and no rows of its tables that grow; one pixel shows what they are."""
+    """Return zeros shaped like a meter's tables, and empty growing tables; a meter of one pixel shows the shapes."""
     meter = CalibrationMeter(bins, num_classes, multilabel)
     pixel = torch.zeros(1) if num_classes == 1 else torch.zeros(1, num_classes)
     meter.update(pixel, torch.zeros_like(pixel if multilabel else torch.zeros(1), dtype=torch.int64))
-    rows = {name: _turned(name, table)[:0] for name, table in meter.state_dict().items() if name in GROWING}
+    rows = {name: _transpose(name, table)[:0] for name, table in meter.state_dict().items() if name in GROWING}
     meter.sketch.bin_pixels()
     state = meter.state_dict()
     tables = {name: torch.zeros_like(state[name]) for name in state.keys() - {*GROWING, "raw_pixels"}}
     return dict(sorted(tables.items())), rows
 
 
-def _turned(name: str, table: Tensor) -> Tensor:
-    """A meter keeps pixels (channels, pixels), a state to be concatenated (pixels, channels); either way."""
+def _transpose(name: str, table: Tensor) -> Tensor:
+    """Convert between the meter's (channels, pixels) and the (pixels, channels) of a state that is concatenated."""
     if name == "rows":
         return table
-    # NCCL knows no int16
+    # NCCL does not support int16
     other = {torch.int16: torch.int32, torch.int32: torch.int16}.get(table.dtype, table.dtype)
     return table.T.to(other)

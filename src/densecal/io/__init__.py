@@ -1,4 +1,4 @@
 """Files in and out: images, masks, maps, JSON and YAML, atomic writing, URLs. Nothing here needs PyTorch."""
 
 MAX_PIXELS = 1 << 26
-"""Larger files are refused before they are decoded: 67 megapixels, 8,192 x 8,192."""
+"""Files with more pixels are refused before they are decoded: 67 megapixels, 8,192 x 8,192."""

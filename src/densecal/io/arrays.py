@@ -1,4 +1,4 @@
-"""Arrays on disk, `.npy` and `.npz`: nothing is unpickled, and no header is trusted."""
+"""Arrays on disk, `.npy` and `.npz`. Nothing is unpickled, and no header is trusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.images import first_line
-from densecal.io.urls import opened
+from densecal.io.urls import open_bytes
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 
@@ -23,12 +23,12 @@ Array = NDArray[Any]
 
 
 def read_array(path: Path, name: str, max_values: int) -> Array:
-    """Read a .npy, or the one array of a .npz, without unpickling and without trusting the header's size."""
+    """Read a .npy file, or the only array of a .npz file, without unpickling or trusting the size in its header."""
     try:
         if path.suffix.lower() == ".npy":
-            with opened(path) as stream:
+            with open_bytes(path) as stream:
                 return _read_npy(stream, name, max_values)
-        with opened(path) as file, zipfile.ZipFile(file) as archive:
+        with open_bytes(path) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.namelist() if m.endswith(".npy")]
             if len(members) != 1:
                 raise InputError(name, f"{len(members)} arrays", "a .npz that holds one array")
@@ -43,7 +43,7 @@ def read_array(path: Path, name: str, max_values: int) -> Array:
 
 
 def _read_npy(stream: IO[bytes], name: str, max_values: int) -> Array:
-    # numpy would reserve as many bytes as the header says it has
+    # numpy would allocate as many bytes as the header claims
     start = io.BytesIO(stream.read(_MAX_NPY_HEADER))
     version = np.lib.format.read_magic(start)  # type: ignore[no-untyped-call]
     read_header = {
@@ -72,7 +72,7 @@ def _read_npy(stream: IO[bytes], name: str, max_values: int) -> Array:
 
 
 def _read_at_most(size: int, *streams: IO[bytes]) -> bytearray:
-    """Bytes of streams one after the other, in pieces: a file that claims a gigabyte and has none costs nothing."""
+    """Read streams one after the other, in pieces, so that a file that only claims a gigabyte costs no memory."""
     data = bytearray()
     for stream in streams:
         while len(data) < size and (piece := stream.read(min(size - len(data), 1 << 24))):

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from densecal.errors import InputError
 from densecal.io.urls import is_remote, write_bytes
 
-if sys.platform != "win32":
-    import fcntl
-
 SIGNIFICANT_DIGITS = 10
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Create or replace ``path`` by what ``write`` puts into the open file; nothing is left behind on failure.
+    """Create or replace ``path`` with what ``write`` writes. Nothing is left behind on failure.
 
     Args:
-        path: Target, local or the path of a URL; missing parent folders are made.
+        path: Target, local or the path of a URL; missing parent folders are created.
         write: Called once with a binary file.
     """
     if is_remote(path):
@@ -60,53 +55,22 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, atomically: floats with ten significant digits, NaN and infinity as null."""
-    write_text(path, json.dumps(rounded(value), indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(round_floats(value), indent=1, ensure_ascii=False) + "\n")
 
 
-def rounded(value: Any) -> Any:
-    """A copy fit for JSON: floats cut to ten significant digits, what is not finite replaced by ``None``."""
+def round_floats(value: Any) -> Any:
+    """Return a copy for JSON: floats with ten significant digits, NaN and infinity as ``None``."""
     if isinstance(value, dict):
-        return {str(key): rounded(item) for key, item in value.items()}
+        return {str(key): round_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
+        return [round_floats(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
     return value
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Try to hold a folder's lock, which the system drops when the process ends, however it ends.
-
-    Args:
-        folder: Made if it is missing.
-
-    Yields:
-        Whether it is held; ``False`` while another process holds it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None
-    except OSError as error:
-        raise InputError(folder, f"cannot be written ({error.strerror})", "a folder that can be written to") from None
-    if handle is None:
-        yield True
-        return
-    try:
-        held = True
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held = False
-        except OSError:
-            pass  # a file system without locks: then one call at a time is up to the user
-        yield held
-    finally:
-        os.close(handle)
-
-
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Return the umask of this process, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Reading JSON and YAML that anyone may have written: bounded in size, depth and expansion, refused in one line."""
+"""Reading JSON and YAML from untrusted files: size, depth and expansion are limited, and errors take one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from densecal.errors import InputError
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 17
-"""Larger files are refused unread. The longest recipe takes 2 KB, and YAML is read at some 100 KB a second."""
+"""Larger files are refused unread. The longest recipe takes 2 KB, and YAML is parsed at some 100 KB per second."""
 MAX_VALUES = 50_000
-"""Values of a YAML file with its references followed, of which a few lines can make billions."""
+"""Values of a YAML file with its references followed. A few lines of references can make billions."""
 
 
 def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
@@ -30,8 +30,8 @@ def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
         with path.open("rb") as stream:
             content = stream.read(limit + 1)
     except OSError as error:
-        found = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or "unreadable"
-        raise InputError(path, found, expected) from None
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or "unreadable"
+        raise InputError(path, reason, expected) from None
     if len(content) > limit:
         raise InputError(path, f"more than {limit:,} bytes", expected)
     try:
@@ -50,17 +50,17 @@ def read_json(path: Path, expected: str) -> Any:
 
 
 def parse_json(text: str, where: str | Path, expected: str) -> Any:
-    """Read JSON.
+    """Parse JSON.
 
     Raises:
-        InputError: It is not JSON, or nested without end.
+        InputError: It is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
     except RecursionError:
-        raise InputError(where, "JSON nested without end", expected) from None
+        raise InputError(where, "JSON nested too deeply", expected) from None
     except ValueError as error:
-        raise InputError(where, f"no JSON ({error})", expected) from None
+        raise InputError(where, f"not JSON ({error})", expected) from None
 
 
 def read_yaml(path: Path, expected: str) -> Any:
@@ -73,18 +73,18 @@ def read_yaml(path: Path, expected: str) -> Any:
 
 
 def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
-    """Read YAML of plain values.
+    """Parse YAML of plain values.
 
     Raises:
-        InputError: It is not YAML, nested without end, or grows without end when its references are followed.
+        InputError: It is not YAML, nested too deeply, or too large when its references are followed.
     """
     import yaml
 
     try:
         value = yaml.safe_load(text)
     except RecursionError:
-        raise InputError(where, "YAML nested without end", expected) from None
-    # beside its own errors the constructor lets through those of int(), float() and date(), and of malformed tags
+        raise InputError(where, "YAML nested too deeply", expected) from None
+    # besides its own errors, yaml passes on those of int(), float() and date(), and of malformed tags
     except (yaml.YAMLError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise InputError(where, f"not YAML ({' '.join(str(error).split())})", expected) from None
     _check_extent(value, where, expected)
@@ -92,7 +92,7 @@ def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
 
 
 def _check_extent(value: Any, where: str | Path, expected: str) -> None:
-    """References may nest a value in itself, or multiply it; what is small with all of them followed is harmless."""
+    """Refuse a value that is too large once its references, which may contain or multiply it, are followed."""
     waiting, count = [value], 0
     while waiting:
         current = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a folder holds, local or remote, less what file managers put there."""
+"""The contents of a folder, local or remote, without the hidden files of file managers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from densecal.io.images import IMAGE_SUFFIXES
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file is an image by its suffix; names with a leading dot are the file managers' own."""
+    """Return whether a name has the suffix of an image and no leading dot, which marks files of file managers."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def image_files(folder: Path) -> Iterator[Path]:
-    """The image files of a folder.
+    """Yield the image files of a folder.
 
     Raises:
-        InputError: If the folder cannot be read.
+        InputError: The folder cannot be read.
     """
     try:
         if urls.is_remote(folder):
@@ -33,7 +33,7 @@ def image_files(folder: Path) -> Iterator[Path]:
 
 
 def subfolders(path: Path) -> list[Path]:
-    """The folders in a folder that can be read, less those that file managers put there."""
+    """List the readable folders in a folder, without those of file managers."""
     try:
         with os.scandir(path) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
@@ -43,8 +43,8 @@ def subfolders(path: Path) -> list[Path]:
     return [folder for folder in readable if not folder.name.startswith((".", "__MACOSX"))]
 
 
-def named_subfolders(folder: Path) -> str:
-    """What to add to an error about a folder without files: that they may lie one level down."""
+def subfolder_hint(folder: Path) -> str:
+    """Return what to add to an error about a folder without files: its subfolders, which may hold them."""
     names = [path.name for path, is_dir in urls.entries(folder) if is_dir]
     shown = [name for name in names if not name.startswith((".", "__MACOSX"))]
     more = ", ..." if len(shown) > 3 else ""
@@ -52,16 +52,16 @@ def named_subfolders(folder: Path) -> str:
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files of a folder that have one of the suffixes."""
-    return [path for path in _visible(folder, folders=False) if path.suffix.lower() in suffixes]
+    """List the files of a folder that have one of the suffixes."""
+    return [path for path in _visible_entries(folder, folders=False) if path.suffix.lower() in suffixes]
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder."""
-    return _visible(folder, folders=True)
+    """List the folders in a folder."""
+    return _visible_entries(folder, folders=True)
 
 
-def _visible(folder: Path, folders: bool) -> list[Path]:
+def _visible_entries(folder: Path, folders: bool) -> list[Path]:
     try:
         entries = urls.entries(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Photographs and grey images on disk: decoded with Pillow, within limits, refused with one line."""
+"""Photographs and grey images on disk: decoded with Pillow, within limits. Errors take one line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from PIL import Image, UnidentifiedImageError
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.atomic import write_atomically
-from densecal.io.urls import is_remote, opened
+from densecal.io.urls import is_remote, open_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""What Pillow may take a file for, whatever it is called; for others it would start other programs."""
+"""The formats that Pillow may detect, whatever the suffix. For some others it would start external programs."""
 _CHUNK_PIXELS = 1 << 20
 _COLOUR_TOLERANCE = 12
 """Lossy formats store grey as colour; their channels may differ by this much."""
@@ -60,13 +60,13 @@ def save_png(target: Path | BinaryIO, pixels: Array) -> None:
 
 @contextlib.contextmanager
 def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Image.Image]:
-    """Open and decode an image; every way in which that can fail becomes one InputError."""
-    # Pillow has a limit of its own, for the whole process; it is only ever raised, because threads share it
+    """Open and decode an image; every failure becomes an InputError."""
+    # threads share Pillow's own limit, so it is only ever raised
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     try:
         if isinstance(source, Path) and is_remote(source):
-            with opened(source) as file:
+            with open_bytes(source) as file:
                 source = io.BytesIO(file.read())
         with Image.open(source, formats=_FORMATS) as image:
             width, height = image.size
@@ -83,8 +83,8 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[
     except FileNotFoundError:
         raise InputError(name, "no such file", "a readable image") from None
     except Image.DecompressionBombError as error:
-        found = first_line(error).split(",")[0]  # Pillow counts the pixels before it names the attack
-        raise InputError(name, found, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
+        pixels = first_line(error).split(",")[0]  # the message goes on about decompression bombs
+        raise InputError(name, pixels, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
     except UnidentifiedImageError:
         raise InputError(name, "not an image, whatever its name", f"the format of {' '.join(IMAGE_SUFFIXES)}") from None
     except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
@@ -92,7 +92,7 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[
 
 
 def _pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """An RGB image as an array; in chunks of rows, because Pillow hands out an image twice over."""
+    """Return an RGB image as an array. It is copied in chunks of rows, because Pillow copies what it hands out."""
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _CHUNK_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -101,7 +101,7 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def grey_levels(image: Image.Image, name: str, expected: str) -> Array:
-    """The grey levels of an image: uint8, uint16 or float32."""
+    """Return the grey levels of an image: uint8, uint16 or float32."""
     if image.mode == "L":
         return np.asarray(image)
     if image.mode == "1":
@@ -129,7 +129,7 @@ def is_coloured(image: Image.Image) -> bool:
 
 
 def one_bit(image: Image.Image) -> NDArray[np.bool_]:
-    """A 1-bit image as proper booleans: Pillow hands out bytes of 255, which numpy takes for True but adds as 255."""
+    """Return a 1-bit image as proper booleans. Pillow returns bytes of 255, which numpy sums as 255."""
     return np.asarray(np.asarray(image).view(np.uint8) != 0)
 
 

@@ -20,14 +20,14 @@ MAP_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
 FORMATS = ("png16", "png8", "npy")
 
 _SLACK = 1e-6
-"""How far beyond 0 and 1 float maps may lie: float32 interpolation leaves 1.0000001."""
+"""How far float maps may lie outside [0, 1]: float32 interpolation leaves 1.0000001."""
 _CHUNK_VALUES = 1 << 20
-"""Ten copies of so many float64 numbers do not count."""
+"""So few float64 numbers that ten copies of them take little memory."""
 _DTYPES: dict[str, np.dtype[Any]] = {"png16": np.dtype(np.uint16), "png8": np.dtype(np.uint8), "npy": np.dtype("<f4")}
 
 Array = NDArray[Any]
 Planes = Callable[[NDArray[np.float64]], Mapping[str, Array]]
-"""From probabilities (classes, rows, W) to further maps (rows, W) by the name of their folder."""
+"""From probabilities (classes, rows, W) to additional maps (rows, W), by the name of their folder."""
 
 
 def read_map(path: Path, classes: int | None = None, max_pixels: int = MAX_PIXELS) -> Array:
@@ -47,15 +47,15 @@ def read_map(path: Path, classes: int | None = None, max_pixels: int = MAX_PIXEL
     else:
         with open_image(path, name, max_pixels) as image:
             array = grey_levels(image, name, "a grey map")
-    return _checked_map(array, name, classes)
+    return _check_map(array, name, classes)
 
 
-def _checked_map(array: Array, name: str, classes: int | None) -> Array:
+def _check_map(array: Array, name: str, classes: int | None) -> Array:
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
     binary = classes in (None, 1)
     if array.ndim != (2 if binary else 3) or (array.ndim == 3 and array.shape[0] != classes):
-        wanted = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability a class"
+        wanted = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability per class"
         if binary and array.ndim == 3 and array.shape[0] == min(array.shape):
             wanted += f", or --classes {array.shape[0]}"
         raise InputError(name, f"an array of shape {array.shape}", wanted)
@@ -85,36 +85,36 @@ def _checked_map(array: Array, name: str, classes: int | None) -> Array:
 def write_map(
     stem: Path, chunks: Iterable[Array], size: tuple[int, int], format: str, planes: Planes | None = None
 ) -> None:
-    """Write a map as PNG or .npy, and what is computed from it into folders beside it.
+    """Write a map as PNG or .npy, and the maps computed from it into folders beside it.
 
     Args:
-        stem: The file without its suffix; may hold dots.
+        stem: The file without its suffix; may contain dots.
         chunks: Probabilities (classes, rows, W) from top to bottom.
-        size: Height and width of the whole.
+        size: Height and width of the whole map.
         format: One of ``FORMATS``; PNG is for one class.
-        planes: Further maps to write.
+        planes: Computes the additional maps.
     """
-    further: dict[str, Array] = {}
+    extra: dict[str, Array] = {}
 
-    def encoded() -> Iterator[Array]:
+    def encode_chunks() -> Iterator[Array]:
         top = 0
-        for p in _thinner(chunks):
+        for p in _split_rows(chunks):
             rows = slice(top, top + p.shape[1])
             top = rows.stop
             for name, values in (planes(p) if planes else {}).items():
-                further.setdefault(name, np.empty(size, _DTYPES[format]))[rows] = _encoded(values, format)
-            yield _encoded(p, format)
+                extra.setdefault(name, np.empty(size, _DTYPES[format]))[rows] = _encode(values, format)
+            yield _encode(p, format)
 
     if format == "npy":
-        write_atomically(_with_suffix(stem, ".npy"), lambda stream: _save_chunks(stream, encoded(), size))
+        write_atomically(_with_suffix(stem, ".npy"), lambda stream: _save_chunks(stream, encode_chunks(), size))
     else:
-        write_plane(stem, np.concatenate([chunk[0] for chunk in encoded()]))
-    for name, plane in further.items():
+        write_plane(stem, np.concatenate([chunk[0] for chunk in encode_chunks()]))
+    for name, plane in extra.items():
         write_plane(stem.parent / name / stem.name, plane)
 
 
 def write_plane(stem: Path, values: Array) -> None:
-    """Write a whole map: 8- or 16-bit levels as PNG, floats as .npy; the stem may hold dots."""
+    """Write a whole map: 8- or 16-bit levels as PNG, floats as .npy. The stem may contain dots."""
     if np.issubdtype(values.dtype, np.floating):
         write_atomically(_with_suffix(stem, ".npy"), lambda stream: np.save(stream, values))
     else:
@@ -125,16 +125,16 @@ def _with_suffix(stem: Path, suffix: str) -> Path:
     return stem.with_name(stem.name + suffix)
 
 
-def _thinner(chunks: Iterable[Array]) -> Iterator[NDArray[np.float64]]:
-    """Chunks of fewer rows, in float64."""
+def _split_rows(chunks: Iterable[Array]) -> Iterator[NDArray[np.float64]]:
+    """Yield smaller chunks, in float64."""
     for chunk in chunks:
         rows = max(1, _CHUNK_VALUES // (chunk.shape[0] * chunk.shape[2]))
         for first in range(0, chunk.shape[1], rows):
             yield chunk[:, first : first + rows].astype(np.float64)
 
 
-def _encoded(p: Array, format: str) -> Array:
-    """Probabilities as the numbers that a file holds."""
+def _encode(p: Array, format: str) -> Array:
+    """Return probabilities as the numbers that a file stores."""
     kind = _DTYPES[format]
     return np.asarray(p.astype(kind) if format == "npy" else np.rint(p * np.iinfo(kind).max).astype(kind))
 

@@ -27,7 +27,7 @@ class ForegroundMask:
     Attributes:
         foreground: bool (H, W).
         void: bool (H, W), pixels that do not count; ``None`` if all count.
-        grey: Whether the mask holds levels beside those of foreground, background and void.
+        grey: Whether the mask has levels other than those of foreground, background and void.
         middle: bool (H, W), pixels of level 128, which PySODMetrics calls background; ``None`` if there are none.
     """
 
@@ -38,11 +38,11 @@ class ForegroundMask:
 
 
 def foreground_mask(levels: Levels, ignore_index: int | None = None) -> ForegroundMask:
-    """Tell foreground from background: masks of 0 and 1 as they are, any others cut at > 127.
+    """Separate foreground and background: masks of 0 and 1 are used as they are, all others are cut at > 127.
 
     Args:
         levels: The mask as stored, uint8 (H, W).
-        ignore_index: The level of void pixels; none if ``None``.
+        ignore_index: The level of void pixels; without it, no pixel is void.
     """
     if ignore_index is None:
         if levels.max(initial=0) == 1:
@@ -65,7 +65,7 @@ def read_foreground(
     Args:
         source: Path or open file.
         name: What errors call the file.
-        ignore_index: The level of void pixels; none if ``None``.
+        ignore_index: The level of void pixels; without it, no pixel is void.
         max_pixels: Refuse larger masks.
     """
     with open_image(source, name, max_pixels) as image:
@@ -91,7 +91,7 @@ def read_labels(
         Class indices, uint8 (H, W); palette images give the index.
 
     Raises:
-        InputError: A label is none of them.
+        InputError: A label is neither a class nor void.
     """
     labels = read_mask(source, name, classes, max_pixels)
     check_labels(labels, name, classes, ignore_index)
@@ -134,9 +134,9 @@ def _middle(levels: Levels) -> NDArray[np.bool_] | None:
 
 
 def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
-    """The levels of a foreground mask as stored; 16-bit masks that use their high byte are cut to it.
+    """Return the levels of a foreground mask as stored; 16-bit masks that use their high byte are reduced to it.
 
-    The colours of a palette that is not grey mean nothing, but its indices may be those of two classes.
+    The colours of a palette that is not grey mean nothing, but its indices may be those of foreground and background.
     """
     expected = (
         "a grey mask, 0 for background and 255 (or 1) for foreground; for labels of K classes --classes K, or "
@@ -161,7 +161,7 @@ def _label_indices(image: Image.Image, name: str) -> NDArray[np.uint8]:
         return np.asarray(image)
     if image.mode == "1":
         return one_bit(image).view(np.uint8)
-    labels = grey_levels(image, name, "a label mask: grey or palette, one index a pixel")
+    labels = grey_levels(image, name, "a label mask: grey or palette, one index per pixel")
     if labels.max(initial=0) > 255:
         raise InputError(name, f"label {int(labels.max())}", "labels from 0 to 255")
     return labels.astype(np.uint8)

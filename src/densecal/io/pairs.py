@@ -1,4 +1,4 @@
-"""Maps and their masks: which belongs to which, by file stem, and both of a pair read at one size."""
+"""Maps and their masks: matched by file stem, and read at the size of the mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.folders import files_in, folders_in, named_subfolders
+from densecal.io.folders import files_in, folders_in, subfolder_hint
 from densecal.io.images import IMAGE_SUFFIXES
 from densecal.io.map_files import MAP_SUFFIXES, read_map
 from densecal.io.masks import VOID, ForegroundMask, read_foreground, read_labels
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """A prediction map and its mask; without one, every pixel is background."""
+    """A prediction map and its mask; without a mask, every pixel is background."""
 
     stem: str
     prediction: Path
@@ -106,16 +106,16 @@ def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[
     """Match maps and masks by stem.
 
     Returns:
-        The pairs in order of their stems, and what is wrong with files that have no partner (empty unless
+        The pairs sorted by stem, and an error for each file that has no partner (empty unless
         ``skip_bad``).
     """
     maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
     truths = _by_stem(masks, IMAGE_SUFFIXES, "mask")
-    lonely = [
+    unpaired = [
         InputError(maps[stem], "no mask of that name", f"{masks / stem} with an image suffix")
         for stem in sorted(maps.keys() - truths.keys())
     ]
-    lonely += [
+    unpaired += [
         InputError(
             truths[stem],
             "no prediction map of that name",
@@ -123,20 +123,20 @@ def find_pairs(predictions: Path, masks: Path, skip_bad: bool = False) -> tuple[
         )
         for stem in sorted(truths.keys() - maps.keys())
     ]
-    if lonely and not skip_bad:
-        more = f" ({len(lonely)} files have no partner)" if len(lonely) > 1 else ""
-        raise InputError(lonely[0].where, lonely[0].found + more, lonely[0].expected)
-    return [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], lonely
+    if unpaired and not skip_bad:
+        more = f" ({len(unpaired)} files have no partner)" if len(unpaired) > 1 else ""
+        raise InputError(unpaired[0].where, unpaired[0].found + more, unpaired[0].expected)
+    return [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], unpaired
 
 
 def find_maps(predictions: Path) -> list[Pair]:
-    """The maps of a folder, for images without foreground."""
+    """List the maps of a folder, for images without foreground."""
     maps = _by_stem(predictions, MAP_SUFFIXES, "prediction map")
     return [Pair(stem, maps[stem], None) for stem in sorted(maps)]
 
 
 def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Path, Path]]:
-    """The evaluations that a folder holds: (method, data set, maps, masks).
+    """List the evaluations that a folder holds, each as (method, data set, maps, masks).
 
     ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
     ``masks`` holds a folder for every DATASET.
@@ -145,25 +145,25 @@ def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Pat
     check_folder(masks, "a folder of masks")
     if files_in(predictions, MAP_SUFFIXES) or not folders_in(predictions):
         return [(predictions.resolve().name, dataset_name(masks), predictions, masks)]
-    found = []
+    comparisons = []
     for method in folders_in(predictions):
         if files_in(method, MAP_SUFFIXES):
-            found.append((method.name, dataset_name(masks), method, masks))
+            comparisons.append((method.name, dataset_name(masks), method, masks))
             continue
         for dataset in folders_in(method):
             truth = masks / dataset.name
             if not is_folder(truth):
-                found_there = f"no folder {dataset.name}{named_subfolders(masks)}"
-                expected = f"the masks for {dataset}, as folders of two levels are METHOD/DATASET/"
-                raise InputError(masks, found_there, expected)
-            found.append((method.name, dataset.name, dataset, truth))
-    if not found:
+                missing = f"no folder {dataset.name}{subfolder_hint(masks)}"
+                expected = f"the masks for {dataset}, because two levels of folders are read as METHOD/DATASET/"
+                raise InputError(masks, missing, expected)
+            comparisons.append((method.name, dataset.name, dataset, truth))
+    if not comparisons:
         raise InputError(predictions, "no prediction maps", "maps, METHOD/ folders or METHOD/DATASET/ folders")
-    return found
+    return comparisons
 
 
 def check_folder(folder: Path, expected: str) -> None:
-    """Refuse what is missing, and a file in place of a folder."""
+    """Raise an InputError if a folder is missing, or is a file."""
     if exists(folder) and not is_folder(folder):
         raise InputError(folder, "a file", f"{expected}: unpack an archive, put a single file into a folder")
     if not is_folder(folder):
@@ -171,7 +171,7 @@ def check_folder(folder: Path, expected: str) -> None:
 
 
 def dataset_name(masks: Path) -> str:
-    """The mask folder's name, or its parent's where that only says what it holds."""
+    """Return the name of the mask folder, or that of its parent if the folder has a generic name such as `masks`."""
     folder = masks.resolve()
     generic = {"masks", "mask", "gt", "gts", "labels", "ground_truth", "groundtruth", "annotations"}
     return folder.parent.name if folder.name.lower() in generic and folder.parent.name else folder.name
@@ -179,11 +179,11 @@ def dataset_name(masks: Path) -> str:
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str) -> dict[str, Path]:
     check_folder(folder, f"a folder of {what}s")
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in files_in(folder, suffixes):
-        if path.stem in found:
-            raise InputError(path, f"the same stem as {found[path.stem].name}", f"one {what} a stem")
-        found[path.stem] = path
-    if not found:
-        raise InputError(folder, f"no {what}{named_subfolders(folder)}", f"files ending in {' '.join(suffixes)}")
-    return found
+        if path.stem in paths:
+            raise InputError(path, f"the same stem as {paths[path.stem].name}", f"one {what} per stem")
+        paths[path.stem] = path
+    if not paths:
+        raise InputError(folder, f"no {what}{subfolder_hint(folder)}", f"files ending in {' '.join(suffixes)}")
+    return paths

@@ -1,4 +1,4 @@
-"""Large maps, a chunk of rows at a time: what is computed from a chunk needs memory for that chunk alone."""
+"""Large maps, one chunk of rows at a time, so that temporary arrays take the memory of one chunk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Paths that are URLs: `s3://bucket/maps` and the like, read and written through fsspec.
 
-`Path("s3://bucket/maps")` holds `s3:/bucket/maps`: joining, names, stems and suffixes of such a path are right as they
-are, and the URL can be had back from it. What touches the files goes through the functions here, for local paths too.
+`Path("s3://bucket/maps")` holds `s3:/bucket/maps`. Joining, names, stems and suffixes work on such a path as they are,
+and `url` restores the URL. Whatever touches files goes through the functions here, for local paths too.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path was given as a URL; `file://` is one too."""
+    """Return whether a path was given as a URL; `file://` is one too."""
     return not path.is_absolute() and len(path.parts) > 1 and _SCHEME.fullmatch(path.parts[0]) is not None
 
 
 def url(path: Path) -> str:
-    """The URL that a path was given as."""
+    """Return the URL that a path was given as."""
     scheme, *rest = path.parts
     return f"{scheme}//{'/' if scheme == 'file:' else ''}{'/'.join(rest)}"
 
 
 def is_folder(path: Path) -> bool:
-    """As ``Path.is_dir``."""
+    """Do what ``Path.is_dir`` does."""
     return _call("isdir", path) if is_remote(path) else path.is_dir()
 
 
 def is_file(path: Path) -> bool:
-    """As ``Path.is_file``."""
+    """Do what ``Path.is_file`` does."""
     return _call("isfile", path) if is_remote(path) else path.is_file()
 
 
 def exists(path: Path) -> bool:
-    """As ``Path.exists``."""
+    """Do what ``Path.exists`` does."""
     return _call("exists", path) if is_remote(path) else path.exists()
 
 
 def entries(folder: Path) -> list[tuple[Path, bool]]:
-    """What a folder holds, sorted, each with whether it is a folder itself."""
+    """List the entries of a folder, sorted, each with whether it is itself a folder."""
     if not is_remote(folder):
-        with os.scandir(folder) as found:
-            return sorted((folder / entry.name, entry.is_dir()) for entry in found)
+        with os.scandir(folder) as scan:
+            return sorted((folder / entry.name, entry.is_dir()) for entry in scan)
     listed = _call("ls", folder, detail=True)
     names = ((entry["name"].rstrip("/").rsplit("/", 1)[-1], entry["type"] == "directory") for entry in listed)
     return sorted((folder / name, is_dir) for name, is_dir in names)
 
 
-def opened(path: Path) -> BinaryIO:
-    """A file open for reading bytes, seekable."""
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, seekable."""
     return cast(BinaryIO, _call("open", path, mode="rb") if is_remote(path) else path.open("rb"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Create or replace a remote file at once."""
+    """Create or replace a remote file in one operation."""
     _call("pipe_file", path, value=data)
 
 
 def version(path: Path) -> str:
-    """What changes when a file does: size and time, or what its store has instead, such as an ETag."""
+    """Return text that changes when a file does: size and time, or what its store keeps instead, such as an ETag."""
     if not is_remote(path):
         status = path.stat()
         return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}"
@@ -73,17 +73,17 @@ def version(path: Path) -> str:
 
 
 def _call(name: str, path: Path, **options: Any) -> Any:
-    """One operation of the file system that a URL names; every way it can fail is an ``OSError`` or bad input."""
+    """Call a method of the file system that a URL names. Every failure is an ``OSError`` or an ``InputError``."""
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        system, place = fsspec.core.url_to_fs(url(path))
-        return getattr(system, name)(place, **options)
+        system, remote_path = fsspec.core.url_to_fs(url(path))
+        return getattr(system, name)(remote_path, **options)
     except ImportError as error:  # fsspec says which package brings the protocol
         raise InputError(url(path), str(error), "pip install 'densecal[remote]' for s3:// and gs://") from None
     except ValueError as error:
         raise InputError(url(path), str(error), "a URL that fsspec knows") from None
     except OSError:
         raise
-    except Exception as error:  # clients of stores raise classes of their own
+    except Exception as error:  # store clients raise errors of their own classes
         raise InputError(url(path), f"{type(error).__name__}: {error}", "a reachable store") from None

@@ -20,7 +20,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def logits_of_mean(outputs: Iterable[Tensor]) -> Tensor:
-    """Logits of the mean probability of several outputs, one after the other.
+    """Return the logits of the mean probability of several outputs, which are read one after the other.
 
     One channel: log(mean p) - log(mean(1 - p)), p = sigmoid(z). K channels: log(mean p), p = softmax(z). Sums are of
     logarithms, so the result is finite wherever the logits are.
@@ -49,14 +49,14 @@ def logits_of_mean(outputs: Iterable[Tensor]) -> Tensor:
 
 
 def mean_logits(members: Sequence[Logits]) -> Logits:
-    """A deep ensemble: the logits of the members' mean probability."""
+    """Return a deep ensemble: a function to the logits of the members' mean probability."""
     return lambda images: logits_of_mean(member(images) for member in members)
 
 
 def mc_dropout(network: nn.Module, samples: int = 10, seed: int = 0) -> nn.Module:
-    """The mean probability of a network over draws of its dropout; everything else in it stays as it is.
+    """Average the probabilities of a network over draws of its dropout; everything else in it stays as it is.
 
-    A batch is drawn for from the seed alone, so the same batch always gives the same logits.
+    The draws of a batch depend on the seed alone, so the same batch always gives the same logits.
 
     Args:
         network: Has dropout: ``model.options.dropout``, or an architecture that has its own (fpn, deeplabv3plus).
@@ -77,7 +77,7 @@ def load_ensemble(runs: Sequence[Path], device: str = "auto") -> Predictor:
     """Load the models of several run or checkpoint folders as one.
 
     Raises:
-        InputError: They see images of different sizes or tell different classes.
+        InputError: They differ in the size of their images or in the number of classes.
     """
     members = [load_predictor(run, device) for run in runs]
     first = members[0].config.data
@@ -91,19 +91,19 @@ def load_ensemble(runs: Sequence[Path], device: str = "auto") -> Predictor:
             )
     if len(members) == 1:
         return members[0]
-    return _other_model(members[0], _Ensemble(m.model for m in members))
+    return _replace_model(members[0], _Ensemble(m.model for m in members))
 
 
 def with_mc_dropout(predictor: Predictor, samples: int = 10, seed: int = 0) -> Predictor:
-    """The same model with its dropout on, averaged over draws."""
-    return _other_model(predictor, mc_dropout(predictor.model, samples, seed))
+    """Return a predictor whose dropout is on, averaged over draws."""
+    return _replace_model(predictor, mc_dropout(predictor.model, samples, seed))
 
 
-def _other_model(predictor: Predictor, model: nn.Module) -> Predictor:
-    """A mean in place of a model, which the model's own calibrator does not fit."""
+def _replace_model(predictor: Predictor, model: nn.Module) -> Predictor:
+    """Replace a model by a mean, for which the model's own calibrator was not fitted."""
     if predictor.calibrator is not None:
-        own = predictor.calibrator.method
-        warnings.warn(f"the mean is not calibrated: {own} was fitted to one model alone", stacklevel=3)
+        method = predictor.calibrator.method
+        warnings.warn(f"the mean is not calibrated: {method} was fitted to one model alone", stacklevel=3)
     return replace(predictor, model=model.eval(), calibrator=None)
 
 
@@ -128,7 +128,7 @@ class _MCDropout(nn.Module):
         self.seed = seed
 
     def forward(self, images: Tensor) -> Tensor:
-        with _dropping(self.network), _seeded(images.device, self.seed):
+        with _dropout_on(self.network), _seed_generator(images.device, self.seed):
             return logits_of_mean(self.network(images) for _ in range(self.samples))
 
 
@@ -138,8 +138,8 @@ def _dropouts(network: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _dropping(network: nn.Module) -> Iterator[None]:
-    """Dropout on, and nothing else; as before afterwards."""
+def _dropout_on(network: nn.Module) -> Iterator[None]:
+    """Switch on dropout and nothing else, and restore it afterwards."""
     before = [(module, module.training) for module in _dropouts(network)]
     try:
         for module, _ in before:
@@ -151,8 +151,8 @@ def _dropping(network: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers of one device from a seed; as before afterwards."""
+def _seed_generator(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the random numbers of one device, and restore them afterwards."""
     generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)

@@ -15,7 +15,7 @@ from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.map_files import FORMATS, write_map
 from densecal.metrics.entropy import normalised_entropy
-from densecal.prediction.predictor import Chunks, Predictor, grouped
+from densecal.prediction.predictor import Chunks, Predictor, group_by_pixels
 from densecal.prediction.tiles import Tiling
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
@@ -37,20 +37,20 @@ def predict(
     progress: Progress = silent,
     processes: Processes = ALONE,
 ) -> int:
-    """Write the probability map of every image of a folder; no map is ever stretched to its own range.
+    """Write the probability map of every image of a folder. No map is stretched to its own range.
 
     Args:
         predictor: The model.
         images: Folder of images, one image, a zip with ``images/``, or a list file.
-        out: Folder for the maps, one a stem.
+        out: Folder for the maps, one per stem.
         format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
             ``confidence/`` and ``entropy/``.
-        batch: Images at a time; of tiles, as many as have their pixels.
-        tiling: Cut images into tiles at their own resolution; else they are resized to the size of training.
+        batch: Images at a time; for tiles, as many as have the same number of pixels.
+        tiling: Cut images into tiles at their own resolution; by default they are resized to the size of training.
         max_pixels: Refuse larger images.
         progress: Told how many maps are written.
-        processes: Those that share the work, batch by batch; all of them make this call.
+        processes: The processes that share the work, batch by batch; all of them make this call.
 
     Returns:
         Number of maps written by all processes, on the first of them.
@@ -65,7 +65,7 @@ def predict(
         maps = predictor.chunks if tiling is None else partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
         write = partial(write_map, format=format, planes=_uncertainty if uncertainty else None)
         outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
-    except InputError as error:  # the others wait for this one's count
+    except InputError as error:  # the other processes wait for the count of this one
         outcome = error
     done = 0
     for count in processes.gather(outcome) or [outcome]:
@@ -83,7 +83,7 @@ def _predict_share(
     batches: Sequence[list[str]],
     progress: Progress,
 ) -> int:
-    """Write the maps of some batches of names; returns their number."""
+    """Write the maps of some batches of names and return their number."""
     total = sum(len(names) for names in batches)
     done = 0
     for group in prefetch(images, depth=1):
@@ -99,13 +99,13 @@ def _batches(names: list[str], batch: int) -> list[list[str]]:
 
 
 def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[list[tuple[str, Array]]]:
-    """Names and images by batches, and a few at a time where a batch of them is large."""
+    """Yield names and images in batches, and fewer at a time if they are large."""
     for names in batches:
         named = ((name, source.image(name, max_pixels)) for name in names)
-        yield from grouped(named, lambda one: one[1].size // 3, len(names))
+        yield from group_by_pixels(named, lambda one: one[1].size // 3, len(names))
 
 
 def _uncertainty(p: NDArray[np.float64]) -> Mapping[str, Array]:
-    """Confidence of the winning class and entropy as a share of its maximum, of probabilities (classes, rows, W)."""
+    """Return the confidence of the winning class and the entropy as a share of its maximum, by name."""
     classes = np.concatenate([1.0 - p, p]) if len(p) == 1 else p
     return {"confidence": classes.max(axis=0), "entropy": normalised_entropy(classes, axis=0)}

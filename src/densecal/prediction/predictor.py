@@ -1,4 +1,4 @@
-"""Predicting: a trained model and a folder of images in, a folder of probability maps out."""
+"""The predictor: a trained model and images in, probabilities out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 
 LARGE_PIXELS = 1 << 24
-"""Larger images than 4,096 x 4,096 lose most of what they show when they are resized to the network's size."""
+"""4,096 x 4,096. Larger images lose most of their detail when they are resized for the network."""
 _CHUNK_VALUES = 1 << 22
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Predictor:
         model: The network, as ``prepared`` leaves it.
         config: The configuration it was trained with.
         device: Where it is.
-        calibrator: Makes probabilities of its logits, in place of sigmoid or softmax.
+        calibrator: Turns its logits into probabilities, in place of sigmoid or softmax.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class Predictor:
     calibrator: Calibrator | None = None
 
     def logits(self, images: list[Array]) -> list[Tensor]:
-        """Logits (classes, H, W) of images (H, W, 3) uint8 of any size, each at its own size.
+        """Return logits (classes, H, W) of images (H, W, 3) uint8 of any size, each at its own size.
 
         Images are resized to the size the network was trained at and the logits are resized back, bilinearly.
         """
@@ -61,17 +61,17 @@ class Predictor:
 
     @torch.inference_mode()
     def each_logits(self, images: list[Array]) -> Iterator[Tensor]:
-        """The same, resized back one by one: those of many classes and a large image are large."""
-        for one, image in zip(self._resized_logits(images), images, strict=True):
+        """Yield the same logits one by one, because those of many classes and a large image take much memory."""
+        for one, image in zip(self._logits_of_resized(images), images, strict=True):
             yield interpolate(one[None], size=image.shape[:2], mode="bilinear", align_corners=False)[0]
 
     def probabilities(self, images: list[Array]) -> list[Tensor]:
-        """Foreground probabilities (H, W), or class probabilities (K, H, W)."""
-        found = [self._probabilities(logits) for logits in self.logits(images)]
-        return [p[0] for p in found] if self.config.data.classes == 1 else found
+        """Return foreground probabilities (H, W), or class probabilities (K, H, W), per image."""
+        maps = [self._probabilities(logits) for logits in self.logits(images)]
+        return [p[0] for p in maps] if self.config.data.classes == 1 else maps
 
     def chunks(self, images: list[Array]) -> Iterator[Chunks]:
-        """The same of every image in chunks of rows."""
+        """Yield the probabilities of every image in chunks of rows."""
         if any(image.shape[0] * image.shape[1] > LARGE_PIXELS for image in images):
             size = self.config.data.size
             warnings.warn(
@@ -79,11 +79,11 @@ class Predictor:
                 "training; --tile predicts at their own resolution",
                 stacklevel=2,
             )
-        for one, image in zip(self._resized_logits(images), images, strict=True):
-            yield map(self._squashed, _resized_chunks(one, image.shape[:2]))
+        for one, image in zip(self._logits_of_resized(images), images, strict=True):
+            yield map(self._to_numpy, _resize_in_chunks(one, image.shape[:2]))
 
     def tiled_chunks(self, images: list[Array], tiling: Tiling, batch: int = 8) -> Iterator[Chunks]:
-        """Probabilities of every image at its own resolution, in chunks of rows.
+        """Yield the probabilities of every image at its own resolution, in chunks of rows.
 
         As many tiles go through the network at a time as have the pixels of ``batch`` images of the size of training.
         """
@@ -91,7 +91,7 @@ class Predictor:
         for image in images:
             yield tiling.blend(image, self._tile_probabilities, tiles)
 
-    def _resized_logits(self, images: list[Array]) -> Tensor:
+    def _logits_of_resized(self, images: list[Array]) -> Tensor:
         side = (self.config.data.size,) * 2
         resized = [np.asarray(Image.fromarray(image).resize(side, Image.Resampling.BILINEAR)) for image in images]
         return self._network(np.stack(resized))
@@ -103,21 +103,21 @@ class Predictor:
             problem = " ".join(str(error).split())[:200]
             expected = f"a side that the network takes, such as {self.config.data.size}, or a smaller --batch"
             raise InputError("--tile", f"{tiles.shape[1]} ({problem})", expected) from None
-        return self._squashed(logits)
+        return self._to_numpy(logits)
 
     @torch.inference_mode()
     def _network(self, images: Array) -> Tensor:
-        """Logits (B, classes, H, W) of images (B, H, W, 3) uint8."""
+        """Return logits (B, classes, H, W) of images (B, H, W, 3) uint8."""
         batch = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).float() / 255
         logits: Tensor = self.model(batch).float()
         return logits
 
-    def _squashed(self, logits: Tensor) -> NDArray[np.float32]:
+    def _to_numpy(self, logits: Tensor) -> NDArray[np.float32]:
         return np.asarray(self._probabilities(logits).cpu().numpy())
 
     @torch.inference_mode()
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Of logits (..., classes, H, W)."""
+        """Turn logits (..., classes, H, W) into probabilities."""
         if self.calibrator is not None:
             p: Tensor = self.calibrator(logits.reshape(-1, *logits.shape[-3:]))
             return p.view_as(logits)
@@ -127,8 +127,8 @@ class Predictor:
 def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     """Load the model of a run folder (its last checkpoint, with its calibrator) or of a checkpoint folder."""
     folder = checkpoint.find(run_or_checkpoint)
-    found = checkpoint.load(folder)
-    config = parse_config(found.meta.get("config"), str(folder / checkpoint.META))
+    saved = checkpoint.load(folder)
+    config = parse_config(saved.meta.get("config"), str(folder / checkpoint.META))
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InputError("--device", device, "auto, cpu, or cuda where there is one")
     where = torch.device(
@@ -142,7 +142,7 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     except (ValueError, TypeError) as error:
         raise InputError(folder / checkpoint.META, str(error), "the configuration of a model") from None
     try:
-        model.load_state_dict(found.model)
+        model.load_state_dict(saved.model)
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
@@ -164,7 +164,7 @@ def prepare_model(model: Model, device: torch.device, graphs: bool = False) -> M
 
 
 def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
-    """The calibrator that a run was to have."""
+    """Load the calibrator that the configuration of a run asks for."""
     name, path = config.model.calibrator, run / checkpoint.CALIBRATOR
     if name is None:
         return None
@@ -173,19 +173,19 @@ def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
         return None
     calibrator = posthoc.load(path)
     if (calibrator.method, calibrator.num_classes) != (name, config.data.classes):
-        found = f"{calibrator.method} for {calibrator.num_classes} classes"
-        raise InputError(path, found, f"{name} for {config.data.classes}, as the run has")
+        actual = f"{calibrator.method} for {calibrator.num_classes} classes"
+        raise InputError(path, actual, f"{name} for {config.data.classes}, as the run has")
     return calibrator
 
 
 def own_calibrator_error(run: Path, calibrator: Calibrator) -> InputError:
-    """What to say to somebody who would put a second calibrator on top of a run's own."""
+    """Return the error for a second calibrator on top of a run's own."""
     plain = checkpoint.find(run)
     return InputError(run, f"a run with its own {calibrator.method}", f"its model without it, such as {plain}")
 
 
-def grouped(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """So many samples at a time, fewer where they have more than ``LARGE_PIXELS`` together."""
+def group_by_pixels(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield groups of at most ``most`` samples, smaller ones where samples together exceed ``LARGE_PIXELS``."""
     group: list[T] = []
     for sample in samples:
         group.append(sample)
@@ -196,8 +196,8 @@ def grouped(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iter
         yield group
 
 
-def _resized_chunks(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
-    """Bilinear resize of (C, h, w) to (C, H, W), as ``interpolate`` does it, in chunks of rows."""
+def _resize_in_chunks(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
+    """Resize (C, h, w) to (C, H, W) bilinearly, as ``interpolate`` does, in chunks of rows."""
     height, width = size
     rows = max(1, _CHUNK_VALUES // (len(z) * width))
     if rows >= height:

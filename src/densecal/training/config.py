@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from densecal import methods, posthoc
 from densecal.errors import InputError
-from densecal.io.atomic import rounded
+from densecal.io.atomic import round_floats
 from densecal.io.documents import parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(ge=1)]
@@ -377,7 +377,7 @@ def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
 
     Where a run goes on may change from one call to the next: of ``engine``, only ``seed`` and ``bins`` count.
     """
-    before, after = (json.loads(json.dumps(rounded(config.model_dump(mode="json")))) for config in (was, now))
+    before, after = (json.loads(json.dumps(round_floats(config.model_dump(mode="json")))) for config in (was, now))
     for section, keys in before.items():
         for key in sorted(keys.keys() | after[section].keys()):
             counts = section != "engine" or key in ("seed", "bins")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from densecal.errors import InputError
-from densecal.io.atomic import rounded, write_text
+from densecal.io.atomic import round_floats, write_text
 
 if TYPE_CHECKING:
     from densecal.training.loggers import Logger
@@ -62,7 +62,7 @@ class Log:
         """Add an epoch; the file is replaced whole, so a reader never sees half a line."""
         if not self.enabled:
             return
-        self._lines.append(json.dumps(rounded(line)))
+        self._lines.append(json.dumps(round_floats(line)))
         write_text(self.path, "\n".join(self._lines) + "\n")
         self._tell(lambda logger: logger.write(line), f"epoch {line['epoch']} was not logged")
 

@@ -18,7 +18,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from densecal.data.augment import at_random_size, augment
-from densecal.data.informationless import chosen, without_information
+from densecal.data.informationless import choose_samples, without_information
 from densecal.errors import InputError, Preempted
 from densecal.io.atomic import write_text
 from densecal.io.documents import read_yaml
@@ -249,7 +249,7 @@ def _strip(
     """Take the information out of a share of the images; to the method they are nobody's, with clean, empty masks."""
     seed = run.config.engine.seed
     # chosen on the CPU, so that the device need not be asked how many they are
-    taken = chosen(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
+    taken = choose_samples(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
     if len(taken):
         rows = taken.to(index.device, non_blocking=True)
         stripped = without_information(images[rows], masks[rows], ids[taken], epoch, seed)
