@@ -5,7 +5,7 @@ import json
 import torch
 
 from densecal.kernels import counting
-from densecal.metrics.fine_bins import _agree, fine_index, fine_size, tally
+from densecal.metrics.fine_bins import _agrees, fine_index, fine_size, tally
 from densecal.metrics.sketch import equal_width_index
 
 IMAGES = 3
@@ -49,7 +49,7 @@ if __name__ == "__main__":
                 found.append({"small": [pixels, bins, valid is None], "equal": small_tables_agree(v, y, valid, bins)})
         found.append({"fine": pixels, "equal": fine_tables_agree(v, y)})
         found += [{"histogram": [pixels, size], "equal": histograms_agree(pixels, size)} for size in (7, 101, 512)]
-    trusted = _agree(counting, torch.device("cpu"))
+    trusted = _agrees(counting, torch.device("cpu"))
     right = counting.small_tables
     counting.small_tables = lambda *given: right(*given).roll(1, dims=1)  # right figures in the wrong tables
-    print(json.dumps({"found": found, "trusted": trusted, "wrong are trusted": _agree(counting, torch.device("cpu"))}))
+    print(json.dumps({"found": found, "trusted": trusted, "wrong are trusted": _agrees(counting, torch.device("cpu"))}))

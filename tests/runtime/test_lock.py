@@ -12,7 +12,7 @@ from densecal.runtime.lock import lock_file, lock_folder
 HOLDS_A_LOCK = """
 import sys, time
 from pathlib import Path
-from densecal.runtime.lock import locked
+from densecal.runtime.lock import lock_folder
 with lock_folder(Path(sys.argv[1])) as held:
     print(held, flush=True)
     time.sleep(60)

@@ -39,7 +39,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.report.inputs import read_inputs
 from densecal.training import checkpoint
 from densecal.training.config import dump_config, load_config
-from tests.posthoc.test_storage import KINDS, fitted
+from tests.posthoc.test_storage import KINDS, fitted_calibrator
 from tests.soak import mutations
 from tests.training.common import small_config
 
@@ -316,7 +316,7 @@ def _calibrators(scratch: Path) -> list[Reader]:
     for name, classes in KINDS:
         folder = scratch / "calibrators" / f"{name}-{classes}"
         folder.mkdir(parents=True)
-        posthoc.save(fitted(name, classes), folder / "cal.json")
+        posthoc.save(fitted_calibrator(name, classes), folder / "cal.json")
         files = _content(folder)
         (networks if len(files) > 1 else plain).append(files)
 
