@@ -14,7 +14,6 @@ from scipy.special import expit
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, create
-from densecal.posthoc.isotonic import pool_adjacent_violators
 from densecal.posthoc.scores import score_batches, score_histogram
 
 from .common import crooked, histogram_of, honest, probabilities
@@ -260,9 +259,12 @@ def test_isotonic_keeps_the_two_ends_of_every_block_and_one_point_where_they_are
 
 
 def test_neighbours_of_one_value_are_one_block():
-    value, first, last = pool_adjacent_violators(np.array([2.0, 4.0, 3.0, 5.0]), np.array([1.0, 2.0, 2.0, 5.0]))
-    assert value.tolist() == pytest.approx([1 / 2, 2 / 3, 1.0])
-    assert (first.tolist(), last.tolist()) == ([0, 2, 3], [1, 2, 3])
+    pixels, foreground = [2, 4, 3, 3, 5], [1, 2, 1, 2, 5]  # 1/2, 1/2 and 1/3 are pooled
+    z = np.repeat(np.arange(5.0), pixels)
+    y = np.concatenate([np.arange(n) < k for n, k in zip(pixels, foreground, strict=True)])
+    fitted = create("isotonic").fit(histogram_of(z, y))
+    assert fitted.z.tolist() == [0.0, 2.0, 3.0, 4.0]
+    assert fitted.y.tolist() == pytest.approx([4 / 9, 4 / 9, 2 / 3, 1.0])
 
 
 def test_isotonic_of_one_logit_is_constant():

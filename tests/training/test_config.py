@@ -24,14 +24,14 @@ def test_overrides_change_single_keys():
 def test_files_of_the_first_version_still_load(fused, kernels):
     settings = small_config().model_dump(mode="json")
     del settings["engine"]["kernels"]
-    settings["engine"] |= {"fused": fused, "depthwise": False, "compile": True}
+    settings["engine"] |= {"fused": fused, "depthwise": False, "compile": True, "channels_last": False}
     engine = parse_config(settings, "config.yaml").engine
     assert engine.kernels == kernels
 
 
-@pytest.mark.parametrize("key", ["fused", "depthwise", "compile"])
+@pytest.mark.parametrize("key", ["fused", "depthwise", "compile", "channels_last"])
 def test_a_switch_that_is_gone_names_its_successor(key):
-    with pytest.raises(InputError, match=rf"engine.{key}: .*; expected engine.kernels=true"):
+    with pytest.raises(InputError, match=rf"engine.{key}: .*; expected engine.kernels"):
         load_config("demo", [f"engine.{key}=true"])
 
 

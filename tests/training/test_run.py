@@ -76,7 +76,6 @@ def test_a_network_is_rehearsed_as_it_is_trained(monkeypatch):
     [
         ([], {"training": True, "kernels": True, "graphs": False}),
         (["engine.kernels=false"], {"training": True, "kernels": False, "graphs": False}),
-        (["engine.channels_last=false"], {"training": True, "kernels": False, "graphs": False}),
     ],
 )
 def test_the_engine_s_switches_reach_the_kernels(monkeypatch, settings, expected):

@@ -67,15 +67,15 @@ def test_prefetching_can_be_left_early():
 def test_images_and_masks_arrive_as_the_methods_want_them():
     rng = np.random.default_rng(0)
     images, masks = rng.integers(0, 256, (3, 8, 6, 3), np.uint8), rng.integers(0, 2, (3, 8, 6), np.uint8) * 255
-    x, y = to_device(
-        *ArraySamples(["a", "b", "c"], images, masks).batch(np.array([2, 0])), torch.device("cpu"), 1, True
-    )
+    samples = ArraySamples(["a", "b", "c"], images, masks)
+    x, y = to_device(*samples.batch(np.array([2, 0])), torch.device("cpu"), 1)
     assert x.shape == (2, 3, 8, 6)
+    assert x.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(x[0, :, 1, 2], torch.from_numpy(images[2, 1, 2]).float() / 255)
     assert y.shape == (2, 1, 8, 6)
     assert set(y.unique().tolist()) == {0.0, 1.0}
     _, labels = to_device(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.full((2, 4, 4), 7, dtype=torch.uint8),
-                          torch.device("cpu"), 11, False)  # fmt: skip
+                          torch.device("cpu"), 11)  # fmt: skip
     assert labels.dtype == torch.int64
     assert labels.shape == (2, 4, 4)
 

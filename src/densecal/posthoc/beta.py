@@ -63,7 +63,7 @@ class BetaCalibration(Calibrator):
 
 
 def _minimum_above_zero(nll: Function) -> Floats:
-    """The minimum over a, b >= 0: the best of the minima with none, one or both of them held at 0 that allow it."""
+    """Minimise over a, b >= 0: the best of the minima in which none, one or both are held at 0."""
     candidates = []
     for free in ([0, 1, 2], [0, 2], [1, 2], [2]):
         try:
@@ -79,7 +79,7 @@ def _minimum_above_zero(nll: Function) -> Floats:
 
 
 def _restricted(nll: Function, free: list[int]) -> Function:
-    """The function of the free parameters alone, the others 0."""
+    """Restrict a function to its free parameters. The others are 0."""
 
     def function(part: Floats) -> tuple[float, Floats, Floats]:
         x = np.zeros(3)

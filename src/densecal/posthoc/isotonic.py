@@ -1,4 +1,4 @@
-"""Isotonic regression: the best rising map from probability to frequency, by pooling adjacent violators."""
+"""Isotonic regression: the best rising map from probability to frequency."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from densecal.posthoc.base import Calibrator
-from densecal.posthoc.logit_histogram import Floats
 from densecal.posthoc.registry import register
 
 _FAR = 100.0
@@ -55,12 +55,12 @@ class IsotonicRegression(Calibrator):
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
         z, n, k = data.by_logit()
-        value, first, last = pool_adjacent_violators(n, k)
-        # a block is flat: its two ends say all, and one point where they are the same
-        ends = np.stack([first, last], axis=1).ravel()
+        fit = isotonic_regression(k / n, weights=n)
+        # a block of equal values is described by its first and last point, which may be the same
+        ends = np.stack([fit.blocks[:-1], fit.blocks[1:] - 1], axis=1).ravel()
         kept = np.append(True, np.diff(ends) > 0) if len(z) > 1 else slice(None)
         self.set_table("z", z[ends][kept])
-        self.set_table("y", np.repeat(value, 2)[kept])
+        self.set_table("y", fit.x[ends][kept])
 
 
 def share_of_rise(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -77,30 +77,3 @@ def _half_rise(d: Tensor) -> Tensor:
     """Return (1 - exp(-d)) / 2, exact for small d without expm1, which ONNX lacks."""
     t = (d / 2.0).tanh()
     return t / (1.0 + t)
-
-
-def pool_adjacent_violators(n: Floats, k: Floats) -> tuple[Floats, Any, Any]:
-    """The non-decreasing sequence of least squares.
-
-    Args:
-        n: Pixels of every point, by rising x.
-        k: Foreground pixels of every point.
-
-    Returns:
-        Value, first point and last point of every block of equal value.
-    """
-    pixels: list[int] = []
-    positives: list[int] = []
-    first: list[int] = []
-    for i, (n_i, k_i) in enumerate(zip(n.astype(np.int64).tolist(), k.astype(np.int64).tolist(), strict=True)):
-        start = i
-        # k_before / n_before >= k_i / n_i in whole numbers, which are exact
-        while pixels and positives[-1] * n_i >= k_i * pixels[-1]:
-            n_i += pixels.pop()
-            k_i += positives.pop()
-            start = first.pop()
-        pixels.append(n_i)
-        positives.append(k_i)
-        first.append(start)
-    last = np.append(np.asarray(first[1:], dtype=np.int64) - 1, len(n) - 1)
-    return np.asarray(positives) / np.asarray(pixels), np.asarray(first), last

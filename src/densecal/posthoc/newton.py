@@ -1,4 +1,8 @@
-"""Newton's method with backtracking for smooth convex functions of a few parameters."""
+"""Newton's method with backtracking for smooth convex functions of a few parameters.
+
+scipy's minimisers that take a Hessian either stop short of full precision (Newton-CG, trust-constr) or report failure at
+the minimum, where rounding hides the last decrease (trust-exact, dogleg), so that a missing minimum is not told apart.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ class NoMinimumError(Exception):
 def minimise(
     function: Function, start: list[float] | Floats, tolerance: float = 1e-14, evaluations: int = 200
 ) -> Floats:
-    """The minimum of a convex function of moderate scale, such as a mean NLL.
+    """Return the minimum of a convex function of moderate scale, such as a mean NLL.
 
     Args:
-        function: Gives value, gradient and Hessian; a singular Hessian is taken with its pseudo-inverse.
+        function: Gives value, gradient and Hessian. A singular Hessian is replaced by its pseudo-inverse.
         start: Where to begin.
-        tolerance: Stop when the step to come lowers the value by about this much; that step is still taken, and
+        tolerance: Stop when the next step would lower the value by about this much. That step is still taken, and
             leaves an error of the order of its square.
-        evaluations: Give up after so many.
+        evaluations: Give up after this many.
 
     Raises:
         NoMinimumError: Not reached.
@@ -51,7 +55,7 @@ def minimise(
 
 
 def _newton_step(gradient: Floats, hessian: Floats) -> tuple[Floats, float]:
-    """The full step, and how much it lowers the value of the quadratic model, twice."""
+    """Return the full step, and twice its decrease of the quadratic model."""
     if not (np.isfinite(gradient).all() and np.isfinite(hessian).all()):
         raise NoMinimumError
     step = -np.asarray(np.linalg.lstsq(hessian, gradient, rcond=1e-13)[0], dtype=np.float64)

@@ -53,7 +53,7 @@ class VectorScaling(Calibrator):
         K = self.num_classes
         _check_classes(data, K, ignore_index)
         try:
-            found = minimise(
+            x = minimise(
                 lambda x: _nll(data, K, ignore_index, x), [1.0] * K + [0.0] * K, tolerance=1e-10, evaluations=MAX_PASSES
             )
         except NoMinimumError:
@@ -61,8 +61,8 @@ class VectorScaling(Calibrator):
                 "vector", f"no minimum in {MAX_PASSES} passes: a class may be told apart without one mistake",
                 "data on which the model is sometimes wrong, or the calibrator temperature",
             ) from None  # fmt: skip
-        self.set_table("weight", found[:K])
-        self.set_table("bias", found[K:])
+        self.set_table("weight", x[:K])
+        self.set_table("bias", x[K:])
 
 
 def _check_classes(batches: Batches, K: int, ignore_index: int | None) -> None:

@@ -192,7 +192,7 @@ class OptimConfig(Section):
         return self
 
 
-REMOVED_ENGINE_KEYS = ("compile", "fused", "depthwise")
+REMOVED_ENGINE_KEYS = ("channels_last", "compile", "depthwise", "fused")
 """Switches of densecal 0.1. Files may still have them."""
 
 
@@ -205,7 +205,6 @@ class EngineConfig(Section):
         devices: Processes on this machine.
         nodes: Machines.
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
-        channels_last: Memory layout; the faster one on CPU and CUDA alike.
         graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate``, and the
             predictions of the trained model.
         kernels: Train with densecal's own CUDA kernels. Prediction always uses them.
@@ -219,7 +218,6 @@ class EngineConfig(Section):
     devices: Positive = 1
     nodes: Positive = 1
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
-    channels_last: bool = True
     graphs: bool = True
     kernels: bool = True
     bins: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -228,7 +226,7 @@ class EngineConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_old_keys(cls, settings: Any) -> Any:
-        """Read the files of densecal 0.1, which had three switches where there is one."""
+        """Read the files of densecal 0.1, which had switches that are gone."""
         if not isinstance(settings, dict):
             return settings
         kept = {key: value for key, value in settings.items() if key not in REMOVED_ENGINE_KEYS}
@@ -351,7 +349,9 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise InputError(override, "no value", "key.sub=value, such as optim.lr=1e-4")
     if key in (f"engine.{name}" for name in REMOVED_ENGINE_KEYS):
-        raise InputError(key, "a switch that is gone", "engine.kernels=true or engine.kernels=false")
+        raise InputError(
+            key, "an option that no longer exists", "engine.kernels, which turns our CUDA kernels on and off"
+        )
     try:
         value = parse_yaml(text, key, "a value")
     except InputError:

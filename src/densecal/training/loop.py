@@ -237,10 +237,7 @@ def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[
             yield batch, *samples.batch(batch.ids.clip(min=0))
 
     for batch, images, masks in gathered() if run.resident else prefetch(gathered()):
-        on_device = to_device(
-            images, masks, run.fabric.device, run.config.data.classes, run.config.engine.channels_last
-        )
-        yield batch, *on_device
+        yield batch, *to_device(images, masks, run.fabric.device, run.config.data.classes)
 
 
 def _strip(

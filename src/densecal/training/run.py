@@ -97,10 +97,8 @@ def _build_and_rehearse(config: Config, fabric: Fabric, failed: threading.Event)
 def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
     """Build the initial network, as fast as its device allows."""
     network = initial_network(config, fabric.device)
-    engine = config.engine
-    # the kernels are for channels-last maps
-    kernels, graphs = engine.kernels and engine.channels_last, _is_replayed(network, config, fabric)
-    return accelerate(network, training=True, kernels=kernels, graphs=graphs)
+    graphs = _is_replayed(network, config, fabric)
+    return accelerate(network, training=True, kernels=config.engine.kernels, graphs=graphs)
 
 
 def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> bool:
@@ -120,9 +118,7 @@ def initial_network(config: Config, device: torch.device) -> SegmentationModel:
         raise
     except ValueError as error:
         raise InputError("model", str(error), "an architecture and encoder that fit") from None
-    if config.engine.channels_last:
-        network = network.to(memory_format=torch.channels_last)
-    return network.to(device)
+    return network.to(device, memory_format=torch.channels_last)  # the faster layout on CPU and CUDA alike
 
 
 def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:

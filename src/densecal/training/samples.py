@@ -229,12 +229,9 @@ def _shared_out(whole: NDArray[np.int64], rank: int, world: int) -> Batch:
     return Batch(ids, len(whole))
 
 
-def to_device(
-    images: Tensor, masks: Tensor, device: torch.device, classes: int, channels_last: bool
-) -> tuple[Tensor, Tensor]:
+def to_device(images: Tensor, masks: Tensor, device: torch.device, classes: int) -> tuple[Tensor, Tensor]:
     """Images as floats in [0, 1]; foreground masks (B, 1, H, W) as floats in [0, 1], labels (B, H, W) as int64."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    images = images.to(device, non_blocking=True).to(torch.float32, memory_format=layout) / 255
+    images = images.to(device, non_blocking=True).to(torch.float32, memory_format=torch.channels_last) / 255
     masks = masks.to(device, non_blocking=True)
     return images, masks.long() if classes > 1 else masks[:, None].float() / 255
 
