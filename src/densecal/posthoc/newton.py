@@ -1,7 +1,8 @@
 """Newton's method with backtracking for smooth convex functions of a few parameters.
 
-scipy's minimisers that take a Hessian either stop short of full precision (Newton-CG, trust-constr) or report failure at
-the minimum, where rounding hides the last decrease (trust-exact, dogleg), so that a missing minimum is not told apart.
+Those of scipy's minimisers that take a Hessian either stop short of full precision (Newton-CG, trust-constr) or report
+failure at the minimum, where rounding hides the last decrease (trust-exact, dogleg). A function without a minimum could
+then not be told from one whose minimum was reached.
 """
 
 from __future__ import annotations

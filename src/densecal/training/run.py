@@ -118,7 +118,8 @@ def initial_network(config: Config, device: torch.device) -> SegmentationModel:
         raise
     except ValueError as error:
         raise InputError("model", str(error), "an architecture and encoder that fit") from None
-    return network.to(device, memory_format=torch.channels_last)  # the faster layout on CPU and CUDA alike
+    # the faster layout on CPU and CUDA alike
+    return network.to(memory_format=torch.channels_last).to(device)
 
 
 def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:
