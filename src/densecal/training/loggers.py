@@ -1,8 +1,10 @@
 """Send the log lines of a training loop to TensorBoard, MLflow or Weights & Biases.
 
-A line is a dictionary with ``epoch`` and figures, which may be nested, as the lines of `log.jsonl` are. Where runs go
-is up to each tool's own settings: ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, ``WANDB_PROJECT`` and
-``WANDB_MODE``. A resumed run goes on with the same run there, whose identifiers are in `loggers.json` of its folder.
+A line is a dictionary with ``epoch`` and figures, which may be nested, like the lines of `log.jsonl`. Each tool's own
+settings say where runs go: ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, ``WANDB_PROJECT`` and
+``WANDB_MODE``. A resumed run continues the same run there. Its identifiers are in `loggers.json` of the run folder.
+
+Lightning's loggers would add the whole of Lightning to what a training needs.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from densecal.runtime.extras import require
 
 IDENTIFIERS = "loggers.json"
 PROJECT = "densecal"
-"""Experiment or project of runs whose user has chosen none."""
+"""The experiment or project of runs, unless the user has chosen another."""
 
 
 class Logger(Protocol):
-    """Takes the lines of one run."""
+    """Receives the lines of one run."""
 
     def write(self, line: dict[str, Any]) -> None:
         """Send the figures of an epoch."""
 
     def close(self, failed: bool = False) -> None:
-        """Send what is still held back and end the run."""
+        """Send what is still buffered and end the run."""
 
 
 class TensorBoardLogger:
@@ -37,7 +39,7 @@ class TensorBoardLogger:
 
     Args:
         folder: The run folder.
-        epochs: Finished epochs of a resumed run; what was written of later ones is hidden.
+        epochs: Finished epochs of a resumed run. What was written for later epochs is hidden.
     """
 
     def __init__(self, folder: Path, epochs: int = 0) -> None:
@@ -58,10 +60,10 @@ class TensorBoardLogger:
 
 
 class MLflowLogger:
-    """Makes a run of MLflow, without touching the run that may be active in this process.
+    """Logs to a run of MLflow, and leaves alone a run that is active in this process.
 
     Args:
-        folder: The run folder, whose name is the run's.
+        folder: The run folder, which names the run.
         settings: Parameters of the run.
     """
 
@@ -75,11 +77,11 @@ class MLflowLogger:
             self._run: str = known
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if existing is None else existing.experiment_id
         self._run = self._client.create_run(experiment, run_name=folder.absolute().name).info.run_id
         remember(folder, "mlflow", self._run)
-        for key, value in flattened(settings or {}, ".").items():
+        for key, value in flatten(settings or {}, ".").items():
             self._client.log_param(self._run, key, value)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -94,10 +96,10 @@ class MLflowLogger:
 
 
 class WandbLogger:
-    """Makes a run of Weights & Biases.
+    """Logs to a run of Weights & Biases.
 
     Args:
-        folder: The run folder, whose name is the run's; local files of Weights & Biases go there too.
+        folder: The run folder, which names the run and receives the tool's local files.
         settings: Configuration of the run.
     """
 
@@ -124,12 +126,12 @@ class WandbLogger:
 
 
 def create(name: str, folder: Path, settings: dict[str, Any] | None = None, epochs: int = 0) -> Logger:
-    """Begin to log a run, or go on with it.
+    """Start to log a run, or continue.
 
     Args:
         name: ``tensorboard``, ``mlflow`` or ``wandb``.
         folder: The run folder.
-        settings: What the run was configured with.
+        settings: The configuration of the run.
         epochs: Epochs that are finished already.
 
     Raises:
@@ -146,31 +148,31 @@ def create(name: str, folder: Path, settings: dict[str, Any] | None = None, epoc
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line by path, such as ``validation/ece_ew``."""
-    flat = flattened(line, "/")
+    """Return the numbers of a line by path, such as ``validation/ece_ew``."""
+    flat = flatten(line, "/")
     return {name: float(value) for name, value in flat.items() if isinstance(value, int | float)}
 
 
-def flattened(nested: dict[str, Any], separator: str) -> dict[str, Any]:
-    """The values of nested dictionaries by path."""
+def flatten(nested: dict[str, Any], separator: str) -> dict[str, Any]:
+    """Return the values of nested dictionaries by path."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, dict):
-            flat |= {f"{name}{separator}{inner}": held for inner, held in flattened(value, separator).items()}
+            flat |= {f"{name}{separator}{inner}": held for inner, held in flatten(value, separator).items()}
         else:
             flat[name] = value
     return flat
 
 
 def identifier(folder: Path, tool: str) -> str | None:
-    """The identifier of a run folder's run at a tool, if it has one already."""
+    """Return the identifier that a tool gave to the run of a folder, if there is one."""
     path = folder / IDENTIFIERS
-    found = json.loads(path.read_text(encoding="utf-8")).get(tool) if path.exists() else None
-    return None if found is None else str(found)
+    known = json.loads(path.read_text(encoding="utf-8")).get(tool) if path.exists() else None
+    return None if known is None else str(known)
 
 
-def remember(folder: Path, tool: str, found: str) -> None:
-    """Note the identifier of a run folder's run at a tool."""
+def remember(folder: Path, tool: str, run: str) -> None:
+    """Store the identifier that a tool gave to the run of a folder."""
     path = folder / IDENTIFIERS
     held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_text(path, json.dumps({**held, tool: found}) + "\n")
+    write_text(path, json.dumps({**held, tool: run}) + "\n")
