@@ -50,7 +50,7 @@ def calibrate_fit(
 
     posthoc.find(method, "METHOD")
     from densecal.calibrate.fit import FitData, fit
-    from densecal.calibrate.maps import MapData
+    from densecal.calibrate.folders import MapData
 
     data: FitData
     fit_device = "cpu"
@@ -91,7 +91,7 @@ def calibrate_apply(
     Example: `densecal calibrate apply cal.json test-maps/ --out calibrated/`
     """
     from densecal import posthoc
-    from densecal.calibrate.maps import apply
+    from densecal.calibrate.folders import apply
 
     loaded = posthoc.load(calibrator)
     with progress_bar() as report:
@@ -117,7 +117,7 @@ def risk_control(
     check_targets(json)
     from dataclasses import asdict
 
-    from densecal.calibrate.maps import control_risk
+    from densecal.calibrate.folders import control_risk
     from densecal.io.atomic import write_json
 
     with progress_bar() as report:
