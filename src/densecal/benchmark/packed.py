@@ -90,6 +90,8 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         task = parse_json(line, where, _EXPECTED)
         if not isinstance(task, dict) or not {"task", "result"} <= task.keys():
             raise InputError(where, "no task with its result", _EXPECTED)
+        if not isinstance(task["task"], str) or Path(task["task"]).is_absolute() or ".." in Path(task["task"]).parts:
+            raise InputError(where, f"task {task['task']!r}", "a folder inside the benchmark's")
         tasks[task.pop("task")] = task
     return tasks
 
