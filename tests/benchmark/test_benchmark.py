@@ -490,7 +490,7 @@ def test_a_file_that_is_no_packed_benchmark_is_refused(tmp_path):
 @pytest.mark.parametrize("task", ["../elsewhere", "/elsewhere", 3])
 def test_a_packed_task_stays_inside_its_folder(tmp_path, task):
     (tmp_path / "packed.jsonl").write_text(json.dumps({"task": task, "result": {"evaluations": []}}) + "\n")
-    with pytest.raises(InputError, match="line 1: task .*; expected a folder inside the benchmark's"):
+    with pytest.raises(InputError, match=r"line 1: task .*; expected a folder inside the benchmark's"):
         unpack(tmp_path / "packed.jsonl", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed.jsonl"]
 
