@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, progress_bar
+from densecal.cli.common import check_targets, print_line, progress_bar
 from densecal.errors import InputError
 
 calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
@@ -72,9 +72,10 @@ def calibrate_fit(
     posthoc.save(result.calibrator, out)
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{out}: {method} fitted on {result.images:,} images{_parameters(result.calibrator.to_json())}")
+    fitted = f"{out}: {method} fitted on {result.images:,} images{_parameters(result.calibrator.to_json())}"
+    print_line(fitted, out)
     for stage, scores in (("before", result.before), ("after", result.after)):
-        print(f"  {stage:<6}  NLL {scores.nll:.5f}  ECE {100 * scores.ece:.2f} %")
+        print_line(f"  {stage:<6}  NLL {scores.nll:.5f}  ECE {100 * scores.ece:.2f} %", out)
 
 
 @calibrate_app.command("apply")
@@ -122,10 +123,13 @@ def risk_control(
 
     with progress_bar() as report:
         result = control_risk(predictions, masks, alpha, ignore_index, report)
-    print(f"foreground is p >= {result.threshold:g} (lambda {result.lam:g}), from {result.images:,} images")
-    print(f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image")
-    print(f"  false-positive rate  {100 * result.fpr:.2f} %")
-    print(f"  called foreground    {100 * result.set_size:.2f} % of an image")
+    for line in (
+        f"foreground is p >= {result.threshold:g} (lambda {result.lam:g}), from {result.images:,} images",
+        f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image",
+        f"  false-positive rate  {100 * result.fpr:.2f} %",
+        f"  called foreground    {100 * result.set_size:.2f} % of an image",
+    ):
+        print_line(line, json)
     if json:
         record = asdict(result)
         write_json(json, {"densecal": "risk-control", "version": 1, "lambda": record.pop("lam"), **record})

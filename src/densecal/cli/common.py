@@ -11,14 +11,25 @@ from pathlib import Path
 from rich.console import Console
 
 from densecal.errors import InputError
+from densecal.io.atomic import STDOUT
 from densecal.io.urls import is_remote
 from densecal.runtime.progress import Progress
 
 
-def console() -> Console:
-    """Return a console for standard output, wide enough for every column where that is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+def console(*files: Path | None) -> Console:
+    """Return a console for standard output, wide enough for every column where that is not a terminal.
+
+    Args:
+        *files: Output files. If one of them is `-`, standard output belongs to it, and the console is standard error.
+    """
+    stderr = STDOUT in files
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=200)
+
+
+def print_line(line: str, *files: Path | None) -> None:
+    """Print a line on standard output, or on standard error if one of the output files is `-`."""
+    print(line, file=sys.stderr if STDOUT in files else sys.stdout)
 
 
 def check_targets(*files: Path | None, folder: Path | None = None) -> None:
@@ -32,7 +43,7 @@ def check_targets(*files: Path | None, folder: Path | None = None) -> None:
         InputError: A file or the folder cannot be written.
     """
     for file in files:
-        if file is not None:
+        if file not in (None, STDOUT):
             if file.is_dir():
                 raise InputError(file, "cannot be written (it is a folder)", "the name of a file")
             _check_can_hold(file.parent, file)

@@ -13,6 +13,8 @@ from densecal.cli.common import check_targets, console, progress_bar
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from densecal.data.check import Report
 
 _MOST_PRINTED = 20
@@ -64,14 +66,14 @@ def data_check(
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
     with progress_bar() as report:
         result = check(images, masks, against or (), classes, ignore_index, workers, report)
-    _print_report(result)
+    _print_report(result, console(json))
     if json:
         write_json(json, result.as_dict())
     if not result.fine:
         raise typer.Exit(1)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: Report, out: Console) -> None:
     """Print a table of the findings, then the files."""
     from rich.markup import escape
     from rich.table import Table
@@ -81,7 +83,6 @@ def _print_report(report: Report) -> None:
     files = report.files
     about = f"{files.where}: {len(files.images):,} images, {len(files.masks):,} masks"
     known = f"{files.layout.name}, {files.layout.home}" if files.layout else "not a known published set"
-    out = console()
     out.print(escape(f"{about} ({known})"), soft_wrap=True, highlight=False)
     for other in report.against:
         out.print(escape(f"against {other.where}: {len(other.images):,} images"), soft_wrap=True, highlight=False)

@@ -146,7 +146,8 @@ def _report(
 
     records = [evaluation.record for evaluation in evaluations]
     others = [evaluation.record for evaluation in outside]
-    console().print(comparison_table(records) if len(records) > 1 else figure_table(records[0]))
+    out = console(json, csv, latex)
+    out.print(comparison_table(records) if len(records) > 1 else figure_table(records[0]))
     everything = records + others
     if others:
         from densecal.report.ood import ood_table
@@ -155,7 +156,7 @@ def _report(
             replace(record, ood=tuple(compare_ood(record, other) for other in others if other.name == record.name))
             for record in records
         ]
-        console().print(ood_table(records))
+        out.print(ood_table(records))
     for record in everything:
         _print_notes(record, len(everything) > 1)
     if json:

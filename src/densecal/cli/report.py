@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import progress_bar, warnings_as_lines
+from densecal.cli.common import print_line, progress_bar, warnings_as_lines
 from densecal.errors import InputError
 from densecal.runtime.pool import cores
 
@@ -50,4 +50,4 @@ def report(
     size = write_page(page, out)
     for note in page.notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{out}: {size / 1e6:.2f} MB")
+    print_line(f"{out}: {size / 1e6:.2f} MB", out)

@@ -76,7 +76,7 @@ def shift(
             predictor.model, image_set, calibrators, device=predictor.device, bins=bins, batch=batch, seed=seed,
             progress=report,
         )  # fmt: skip
-    console().print(shift_table(shifts))
+    console(json).print(shift_table(shifts))
     if json:
         write_json(json, {"evaluations": [_entry(name, by_kind) for name, by_kind in shifts.items()]})
     if figures:

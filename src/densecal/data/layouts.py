@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from densecal.errors import InputError
+from densecal.io.documents import read_lines
 from densecal.io.folders import image_files, is_image_name, subfolders
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -227,11 +228,7 @@ def listed_names(path: Path) -> list[str]:
 
 
 def _first_words(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise InputError(path, error.strerror or "unreadable", "a list of names") from None
-    return [line.split()[0] for line in text.split("\n") if line.strip()]
+    return [line.split()[0] for line in read_lines(path, "a list of names")]
 
 
 def _name(word: str) -> str:

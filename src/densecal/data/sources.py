@@ -314,7 +314,7 @@ def _is_zip(path: Path) -> bool:
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(urls.open_bytes(path) if urls.is_remote(path) else path)
+        return zipfile.ZipFile(urls.open_bytes(path))
     except Exception as error:  # zipfile raises errors of every kind for damaged directories
         raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from densecal.errors import InputError
+from densecal.io.documents import read_lines
 from densecal.io.images import IMAGE_SUFFIXES
 
 
@@ -56,12 +57,8 @@ def _fraction(name: str, seed: int) -> float:
 
 
 def _read_list(names: Sequence[str], path: Path) -> set[str]:
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise InputError(path, error.strerror or "unreadable", "a list of validation names") from None
     known = set(names)
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    lines = read_lines(path, "a list of validation names")
     listed = {line if line in known else _without_suffix(line) for line in lines}
     if not listed:
         raise InputError(path, "no names", "one validation name per line")

@@ -1,4 +1,7 @@
-"""Writing files so that a reader never sees half of one: a temporary name in the same folder, then a rename."""
+"""Writing files so that a reader never sees half of one: a temporary name in the same folder, then a rename.
+
+A path of `-` is standard output. Pipes and devices are written to, and links are followed.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,37 @@ import io
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from densecal.errors import InputError
+from densecal.io.regular import kind_of
 from densecal.io.urls import is_remote, write_bytes
 
 SIGNIFICANT_DIGITS = 10
+STDOUT = Path("-")
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Create or replace ``path`` with what ``write`` writes. Nothing is left behind on failure.
 
     Args:
-        path: Target, local or the path of a URL; missing parent folders are created.
+        path: Target, local, the path of a URL, or `-`; missing parent folders are created.
         write: Called once with a binary file.
     """
-    if is_remote(path):
-        content = io.BytesIO()
+    special = path == STDOUT or kind_of(path) not in (None, "a folder")
+    if special or is_remote(path):
+        content = io.BytesIO()  # some writers seek, which a pipe cannot
         write(content)
-        write_bytes(path, content.getvalue())
+        if special:
+            _write_special(path, content.getvalue())
+        else:
+            write_bytes(path, content.getvalue())
         return
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".tmp", dir=path.parent)
@@ -46,6 +57,20 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _write_special(path: Path, content: bytes) -> None:
+    """Write to standard output, a pipe or a device, which a rename would replace."""
+    try:
+        if path == STDOUT:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        else:
+            with path.open("wb", buffering=0) as stream:
+                stream.write(content)
+    except OSError as error:
+        raise InputError(path, f"cannot be written ({error.strerror})", "a reader at its other end") from None
 
 
 def write_text(path: Path, text: str) -> None:

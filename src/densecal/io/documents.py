@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from densecal.errors import InputError
+from densecal.io.regular import check_regular
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 17
@@ -27,6 +28,29 @@ def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
         InputError: It cannot be read, is too large, or is not text.
     """
     try:
+        return read_bytes(path, expected, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(path, f"unreadable ({error})", expected) from None
+
+
+def read_lines(path: Path, expected: str) -> list[str]:
+    """Read the lines of a list file, without empty ones. Names that are not UTF-8 become surrogates, as in paths.
+
+    Raises:
+        InputError: It cannot be read or is too large.
+    """
+    text = read_bytes(path, expected, MAX_JSON_BYTES).decode("utf-8-sig", errors="surrogateescape")
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def read_bytes(path: Path, expected: str, limit: int) -> bytes:
+    """Read a file.
+
+    Raises:
+        InputError: It cannot be read, is too large, or is not a regular file.
+    """
+    try:
+        check_regular(path)
         with path.open("rb") as stream:
             content = stream.read(limit + 1)
     except OSError as error:
@@ -34,10 +58,7 @@ def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
         raise InputError(path, reason, expected) from None
     if len(content) > limit:
         raise InputError(path, f"more than {limit:,} bytes", expected)
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(path, f"unreadable ({error})", expected) from None
+    return content
 
 
 def read_json(path: Path, expected: str) -> Any:

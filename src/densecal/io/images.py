@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.atomic import write_atomically
+from densecal.io.regular import check_regular
 from densecal.io.urls import is_remote, open_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -65,9 +66,12 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     try:
-        if isinstance(source, Path) and is_remote(source):
-            with open_bytes(source) as file:
-                source = io.BytesIO(file.read())
+        if isinstance(source, Path):
+            if is_remote(source):
+                with open_bytes(source) as file:
+                    source = io.BytesIO(file.read())
+            else:
+                check_regular(source)
         with Image.open(source, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:

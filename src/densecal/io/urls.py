@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from densecal.errors import InputError
+from densecal.io.regular import check_regular
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 
@@ -53,8 +54,16 @@ def entries(folder: Path) -> list[tuple[Path, bool]]:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading bytes, seekable."""
-    return cast(BinaryIO, _call("open", path, mode="rb") if is_remote(path) else path.open("rb"))
+    """Open a file for reading bytes, seekable.
+
+    Raises:
+        InputError: It is not a regular file.
+        OSError: It cannot be opened.
+    """
+    if is_remote(path):
+        return cast(BinaryIO, _call("open", path, mode="rb"))
+    check_regular(path)
+    return path.open("rb")
 
 
 def write_bytes(path: Path, data: bytes) -> None:

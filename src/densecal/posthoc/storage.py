@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from densecal.errors import InputError
-from densecal.io.atomic import write_atomically, write_text
+from densecal.io.atomic import STDOUT, write_atomically, write_text
+from densecal.io.documents import parse_json, read_bytes, read_text
 from densecal.posthoc.base import VERSION, Calibrator
 from densecal.posthoc.registry import find
 
@@ -24,6 +25,8 @@ def save(calibrator: Calibrator, path: str | Path) -> None:
     path = Path(path)
     data = calibrator.to_json()
     weights = calibrator.extra_state()
+    if weights and path == STDOUT:
+        raise InputError(path, f"the two files of {calibrator.method}", "the name of a file")
     if weights:
         content = _safetensors().save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
         weights_path = path.with_suffix(_SUFFIX)
@@ -54,14 +57,7 @@ def load(path: str | Path) -> Calibrator:
 
 
 def _decode(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(_read(path).decode("utf-8"))
-    except RecursionError:
-        raise InputError(path, "JSON nested too deeply", "a calibrator file") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(path, f"not JSON ({str(error)[:100]})", "a calibrator file") from None
+    data = parse_json(read_text(path, "a calibrator file", MAX_BYTES), path, "a calibrator file")
     if not isinstance(data, dict):
         raise InputError(path, f"JSON of type {type(data).__name__}", "a calibrator file: one object")
     return data
@@ -72,7 +68,7 @@ def _load_weights(calibrator: Calibrator, expected: dict[str, Tensor], path: Pat
     if not isinstance(name, str) or not name.endswith(_SUFFIX) or Path(name).name != name or "\\" in name:
         raise InputError(path, f"weights {str(name)[:100]!r}", f"the name of a {_SUFFIX} file beside it, no path")
     weights_path = path.with_name(name)
-    content = _read(weights_path)
+    content = read_bytes(weights_path, "the weights of a calibrator", MAX_BYTES)
     if hashlib.sha256(content).hexdigest() != digest:
         raise InputError(weights_path, "cut short or changed since it was written", f"the content hashed in {path}")
     try:
@@ -86,17 +82,6 @@ def _load_weights(calibrator: Calibrator, expected: dict[str, Tensor], path: Pat
         if loaded.is_floating_point() and not bool(loaded.isfinite().all()):
             raise InputError(weights_path, f"NaN or infinite numbers in {key}", "finite weights")
     calibrator.load_state_dict({**calibrator.state_dict(), **{key: tensors[key] for key in expected}})
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(path, error.strerror or "unreadable", "a calibrator file") from None
-    if len(content) > MAX_BYTES:
-        raise InputError(path, f"more than {MAX_BYTES:,} bytes", "a calibrator file")
-    return content
 
 
 def _safetensors() -> Any:
