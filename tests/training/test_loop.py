@@ -189,13 +189,13 @@ def test_two_stages_freeze_the_accuracy(tmp_path):
 
 @pytest.mark.parametrize(("accumulate", "start"), [(1, 0.0), (2, 0.0), (1, 0.25)])
 def test_averaged_weights_are_those_of_the_last_steps_and_of_the_start(tmp_path, monkeypatch, accumulate, start):
-    after_steps, step = [], loop._step
+    after_steps, update = [], loop._update_weights
 
-    def recorded(run, *place):
-        step(run, *place)
+    def update_and_record(run, *when):
+        update(run, *when)
         after_steps.append({name: value.clone() for name, value in run.network.state_dict().items()})
 
-    monkeypatch.setattr(loop, "_step", recorded)
+    monkeypatch.setattr(loop, "_update_weights", update_and_record)
     settings = ["optim.ema=0.4", f"optim.ema_start={start}", "optim.epochs=2", f"optim.accumulate={accumulate}"]
     train(small_config(*settings), tmp_path / "run")
     began = initial_network(small_config(*settings), torch.device("cpu")).state_dict()
@@ -486,8 +486,8 @@ def test_an_epoch_that_is_stopped_has_the_mean_loss_of_the_steps_done():
     run = assemble(config, fabric_of(config), open_data(config.data))
     run.stop.set()
     loss = train_epoch(run, 0)
-    assert run.place.step == 1
-    assert loss == float(run.place.losses[0]) > 0
+    assert run.position.step == 1
+    assert loss == float(run.position.losses[0]) > 0
 
 
 def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
@@ -501,7 +501,7 @@ def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
         process.send_signal(signal.SIGTERM)
         message = process.communicate()[1].decode()
     assert process.returncode == 143, message
-    assert "--resume goes on there" in message
+    assert "--resume continues from there" in message
     meta = json.loads((tmp_path / "stopped" / "checkpoints" / "last" / "meta.json").read_text())
     assert 2 <= meta["epoch"] < 8
     done = run([*stopped, "--resume"])

@@ -27,7 +27,7 @@ def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
 
     config = small_config()
     train(config, tmp_path / "whole")
-    with pytest.raises(Preempted, match="stopped after step 2 of epoch 2; --resume goes on there"):
+    with pytest.raises(Preempted, match="stopped after step 2 of epoch 2; --resume continues from there"):
         train(config, tmp_path / "stopped", progress=press)
     train(config, tmp_path / "stopped", resume=True)
     assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")
@@ -80,17 +80,17 @@ def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
     def stopped(*_):
         with stop_when_asked():
             signal.raise_signal(signal.SIGINT)
-            raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+            raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 
     monkeypatch.setattr("densecal.calibrate.runs.train_and_calibrate", stopped)
     code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
     assert code == 130
-    assert err == "densecal: stopped after step 3 of epoch 1; --resume goes on there\n"
+    assert err == "densecal: stopped after step 3 of epoch 1; --resume continues from there\n"
 
 
 def test_a_stopped_demonstration_starts_anew(tmp_path, monkeypatch):
     def stopped(*_):
-        raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+        raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 
     monkeypatch.setattr("densecal.demo.run_demo", stopped)
     code, _, err = running.run("demo", "--out", tmp_path / "demo")
