@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from depthwise_check import distances  # beside this file
+from depthwise_check import distances  # in the same folder
 from torch import Tensor, nn
 
 from densecal.kernels import small_convolutions
@@ -98,7 +98,7 @@ def warning_of(name: str, wrong: Callable[..., Callable[..., Tensor]], case: tup
 
 def warnings_of_wrong_kernels() -> list[str]:
     def larger(correct: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *given, **how: 1.02 * correct(*given, **how)
+        return lambda *arguments, **options: 1.02 * correct(*arguments, **options)
 
     def without_bias(correct: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda x, taps, bias, back: correct(x, taps, None, back)

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first saves between two steps, the second ends at once, and both say how to go on."""
+"""Ctrl-C: the first saves between two steps, the second ends at once, and both say how to continue."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ from tests.training.common import end_state, small_config
 
 @pytest.fixture(autouse=True)
 def listening():
-    """A process that a shell started in the background ignores the keyboard, and so would these tests."""
+    """Handle SIGINT even in a shell's background process, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -54,19 +54,19 @@ def test_a_stopped_run_knows_which_signal_asked(number):
     assert caught.value.number == number
 
 
-def test_a_stop_that_no_signal_asked_for_is_passed_on():
+def test_a_stop_without_a_signal_is_passed_on():
     with pytest.raises(Preempted), stop_when_asked():
         raise Preempted("stopped")
 
 
-def test_a_process_that_ignores_the_keyboard_goes_on_ignoring_it():
+def test_a_process_that_ignores_ctrl_c_keeps_ignoring_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stop_when_asked() as stop:
         signal.raise_signal(signal.SIGINT)
         assert not stop.is_set()
 
 
-def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypatch):
+def test_the_command_says_how_to_continue_after_an_interruption(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -88,7 +88,7 @@ def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
     assert err == "densecal: stopped after step 3 of epoch 1; --resume continues from there\n"
 
 
-def test_a_stopped_demonstration_starts_anew(tmp_path, monkeypatch):
+def test_a_stopped_demonstration_starts_from_the_beginning(tmp_path, monkeypatch):
     def stopped(*_):
         raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 

@@ -168,7 +168,7 @@ def _sums_backward(
     x, dy, y, gated, saved, partial, M, W, C, rows,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradient g behind the activation, and g times the normalised input.
+    """Sum the gradient g of the activation's input, and g times the normalised input.
 
     If a sum was part of the forward pass, its output y decides where g is 0, and g is stored into ``gated``.
     """

@@ -84,7 +84,7 @@ class DataConfig(Section):
     workers: Positive | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataConfig:
+    def _check_source(self) -> DataConfig:
         if (self.images is None) == (self.scenes is None):
             raise ValueError(
                 "images and scenes are both given, or neither; expected images (a folder, list file or zips) or scenes"
@@ -117,7 +117,7 @@ class ModelConfig(Section):
     calibrator: str | None = None
 
     @model_validator(mode="after")
-    def _no_giant(self) -> ModelConfig:
+    def _check_options(self) -> ModelConfig:
         """Refuse huge options: an untrusted checkpoint must not ask for a network that fills the memory."""
         values = [item for value in self.options.values() for item in (value if isinstance(value, list) else [value])]
         if any(isinstance(value, int | float) and not abs(value) <= 4096 for value in values):
@@ -138,7 +138,7 @@ class MethodConfig(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> MethodConfig:
+    def _check_name_and_options(self) -> MethodConfig:
         if self.name not in methods.names():
             raise ValueError(f"name is {self.name!r}; expected one of {', '.join(methods.names())}")
         allowed = set(methods.options(self.name)) - {"num_samples", "num_classes", "ignore_index", "seed"}
@@ -186,7 +186,7 @@ class OptimConfig(Section):
     ema_start: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
-    def _average_to_start(self) -> OptimConfig:
+    def _check_average(self) -> OptimConfig:
         if self.ema_start and not self.ema:
             raise ValueError(f"ema_start is {self.ema_start} without an average; expected ema too, such as 0.998")
         return self
@@ -227,7 +227,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_old_keys(cls, settings: Any) -> Any:
+    def _drop_removed_keys(cls, settings: Any) -> Any:
         """Read the files of densecal 0.1, which had three switches where there is now one."""
         if not isinstance(settings, dict):
             return settings
@@ -247,7 +247,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
-    def _method_fits(self) -> Config:
+    def _check_method(self) -> Config:
         """Create the method once, so that wrong options are reported before any data is read."""
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -261,7 +261,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _calibrator_fits(self) -> Config:
+    def _check_calibrator(self) -> Config:
         kinds = {name: posthoc.registry.find(name) for name in posthoc.names()}
         fitting = [
             name
@@ -273,7 +273,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Config:
+    def _check_warmup(self) -> Config:
         if self.two_stage and "warmup" in self.method.options:
             raise ValueError(
                 "method.warmup with schedule two-stage; expected optim.epochs alone, which is the first stage"

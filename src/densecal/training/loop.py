@@ -33,7 +33,7 @@ from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, first_difference, parse_config
 from densecal.training.logs import Log
 from densecal.training.preemption import Position, stop_when_asked
-from densecal.training.run import Run, fabric_of, open_run
+from densecal.training.run import Run, create_fabric, open_run
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate
 
@@ -61,7 +61,7 @@ def train(config: Config, out: Path, resume: bool = False, progress: Progress = 
     """
     _check_run_folder(config, out, resume)
     is_new = not out.exists()
-    fabric = fabric_of(config)
+    fabric = create_fabric(config)
     join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
     try:
@@ -302,7 +302,7 @@ def _save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improv
     if run.average is not None:
         training["weights"] = run.network.state_dict()
     if run.position is not None:
-        training["place"] = run.position.state()
+        training["place"] = run.position.state()  # the key of existing checkpoints
     meta = {
         "epoch": epochs,
         "best": best_brier,
@@ -336,7 +336,7 @@ def _hash_names(run: Run) -> str:
 
 def _restore_checkpoint(run: Run, saved: checkpoint.Checkpoint, out: Path) -> None:
     if saved.meta.get("samples") != _hash_names(run):
-        raise InputError(out, "a run on other images than those there now", "the images the run was started with")
+        raise InputError(out, "a run that was started on other images", "the images it was started on")
     training = dict(saved.optimizer)
     weights, position = training.pop("weights", None), training.pop("place", None)
     try:
@@ -358,9 +358,9 @@ def _check_run_folder(config: Config, out: Path, resume: bool) -> None:
     if not path.exists():
         return
     if not resume:
-        raise InputError(out, "a run already", "--resume to go on with it, or another folder")
+        raise InputError(out, "already holds a run", "--resume to continue it, or another folder")
     before = parse_config(read_yaml(path, "the configuration of the run"), str(path))
     difference = first_difference(before, config)
     if difference is not None:
         key, was, now = difference
-        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings to resume")
+        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings, to resume it")

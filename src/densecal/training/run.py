@@ -52,8 +52,8 @@ class Run:
         return self.network if self.average is None else self.average.network
 
 
-def fabric_of(config: Config) -> Fabric:
-    """Choose the devices, processes and precision that a configuration asks for."""
+def create_fabric(config: Config) -> Fabric:
+    """Create a Fabric with the devices, processes and precision of a configuration."""
     engine = config.engine
     cuda = torch.cuda.is_available() if engine.accelerator == "auto" else engine.accelerator == "cuda"
     if cuda and not torch.cuda.is_available():
