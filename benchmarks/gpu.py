@@ -27,7 +27,7 @@ from densecal.models import build
 from densecal.prediction.predictor import prepare_model
 from densecal.training.config import load_config
 from densecal.training.loop import train_epoch, validate
-from densecal.training.run import assemble, fabric_of
+from densecal.training.run import assemble, create_fabric
 from densecal.training.samples import ArraySamples, Data
 
 # architecture, encoder, size, and steps per epoch: as many as DUTS-TR has where that does not take long
@@ -108,7 +108,7 @@ class Bench:
             ],
         )  # fmt: skip
         start = time.perf_counter()
-        run = assemble(config, fabric_of(config), data)
+        run = assemble(config, create_fabric(config), data)
         if compiled:
             # batches come in two sizes: one dynamic graph for both takes minutes to compile
             run.network.compile(mode="reduce-overhead", dynamic=False)

@@ -28,7 +28,7 @@ from densecal.models import build
 from densecal.prediction.predictor import prepare_model
 from densecal.training.config import load_config
 from densecal.training.loop import train_epoch, validate
-from densecal.training.run import assemble, fabric_of
+from densecal.training.run import assemble, create_fabric
 from densecal.training.samples import ArraySamples, Data
 
 ROUNDS = 12
@@ -127,7 +127,7 @@ def step_table(data, fabric, rounds):
 
 def main():
     warnings.simplefilter("ignore")
-    fabric = fabric_of(load_config("demo"))
+    fabric = create_fabric(load_config("demo"))
     setting = SETTINGS[fabric.device.type]
     size = setting.size
     drawn = generate(min(SCENES, setting.images), size, seed=0)

@@ -1,30 +1,47 @@
 """A small valid setting for every command, to be damaged by the tests of this folder."""
 
-import os
-import subprocess
-import sys
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from densecal import posthoc
+from tests.running import run
 
-TIMEOUT = 120
-
-
-def densecal(*arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own; one that hangs fails the test."""
-    command = [sys.executable, "-W", "ignore", "-m", "densecal.cli", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, **options)
+SECONDS = 60
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+@contextlib.contextmanager
+def time_limit() -> Iterator[None]:
+    """Fail a test that waits for ever."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError(f"not finished after {SECONDS} s")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def densecal(folder: Path, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run a command in a folder; returns (exit code, stdout, stderr)."""
+    with contextlib.chdir(folder), time_limit():
+        return run(*arguments)
+
+
+def assert_one_line(result: tuple[int, str, str], *words: str) -> None:
     """The command refused its input: exit code 2, and one line that says what and where."""
-    assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert len(lines) == 1, done.stderr
+    code, _, errors = result
+    assert code == 2, errors
+    lines = [line for line in errors.splitlines() if line]
+    assert len(lines) == 1, errors
     for word in words:
         assert word in lines[0]
 

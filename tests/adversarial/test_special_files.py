@@ -42,15 +42,14 @@ def test_no_command_waits_for_a_special_file(tmp_path, name, kind):
     if path == "maps/2.npy":
         (tmp_path / "maps" / "2.png").unlink()
     make_special(tmp_path / path, kind)
-    done = densecal(*command, cwd=tmp_path)
-    assert_one_line(done, path, {"a loop": "symbolic links"}.get(kind, kind))
+    assert_one_line(densecal(tmp_path, *command), path)
 
 
 def test_a_special_file_is_skipped_and_named_when_asked_to_skip(tmp_path):
     write_set(tmp_path)
     make_special(tmp_path / "maps" / "2.png", "a named pipe")
-    done = densecal("evaluate", "maps", "masks", "--skip-bad", "--json", "out.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, _, errors = densecal(tmp_path, "evaluate", "maps", "masks", "--skip-bad", "--json", "out.json")
+    assert code == 0, errors
     (skipped,) = json.loads((tmp_path / "out.json").read_text())["skipped"]
     assert skipped == {"file": "maps/2.png", "reason": "a named pipe; expected a regular file"}
 
@@ -72,11 +71,10 @@ def test_readers_refuse_special_files_and_follow_links_to_regular_ones(tmp_path,
 
 
 def test_a_device_is_written_to_and_stays_a_device(tmp_path):
-    """As root, a rename would replace `/dev/null`; here a pipe stands in for it, and the real one is looked at."""
     before = os.stat("/dev/null")
     write_set(tmp_path)
-    done = densecal("evaluate", "maps", "masks", "--json", "/dev/null", "--csv", "/dev/null", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, _, errors = densecal(tmp_path, "evaluate", "maps", "masks", "--json", "/dev/null", "--csv", "/dev/null")
+    assert code == 0, errors
     after = os.stat("/dev/null")
     assert stat.S_ISCHR(after.st_mode)
     assert (after.st_ino, after.st_rdev) == (before.st_ino, before.st_rdev)
@@ -85,25 +83,30 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path):
 def test_a_named_pipe_is_written_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
-        write_text(tmp_path / "pipe", "all of it\n" * 30_000)
+        write_text(tmp_path / "pipe", "all of it\n" * 3_000)
         assert reader.stdout is not None
-        assert reader.stdout.read() == b"all of it\n" * 30_000
+        assert reader.stdout.read() == b"all of it\n" * 3_000
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "densecal.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
 def test_standard_output_holds_the_json_alone(tmp_path):
     write_set(tmp_path)
-    done = densecal("evaluate", "maps", "masks", "--json", "-", cwd=tmp_path)
+    done = command_line(tmp_path, "evaluate", "maps", "masks", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["images"] == 4
-    assert "ECE" in done.stderr
+    assert "4 images" in done.stderr
     assert not (tmp_path / "-").exists()
 
 
 def test_a_calibrator_goes_to_standard_output(tmp_path):
     write_set(tmp_path)
-    done = densecal("calibrate", "fit", "temperature", "maps", "masks", "--out", "-", cwd=tmp_path)
+    done = command_line(tmp_path, "calibrate", "fit", "temperature", "maps", "masks", "--out", "-")
     assert json.loads(done.stdout)["method"] == "temperature"
 
 

@@ -1,4 +1,4 @@
-"""The examples with other people's tools run as they are, learn something, and are short."""
+"""The examples with other libraries run unchanged, learn something, and are short."""
 
 import json
 import re
@@ -19,7 +19,7 @@ NAMES = ("lightning_callback", "torchmetrics_collection", "hugging_face_trainer"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run_in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["example"])
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
@@ -31,7 +31,7 @@ def run(name: str, run_name: str = "__main__") -> dict[str, Any]:
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    return [float(found) for found in re.findall(pattern + r"\D{0,4}(\d+\.\d+)", text)]
+    return [float(number) for number in re.findall(pattern + r"\D{0,4}(\d+\.\d+)", text)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +52,7 @@ def test_lightning_learns_and_restores_a_probability_per_image(capsys: pytest.Ca
     assert list(Path().glob("**/*.ckpt"))
 
 
-def test_the_collection_finds_the_false_confidence(capsys: pytest.CaptureFixture[str]):
+def test_the_collection_measures_overconfidence(capsys: pytest.CaptureFixture[str]):
     measured = run("torchmetrics_collection")["measure"]()
     assert capsys.readouterr().out.startswith("brier 0.")
     scenes = runpy.run_path(str(EXAMPLES / "torchmetrics_collection.py"))["generate"](32, size=64)
@@ -89,7 +89,7 @@ def test_a_network_of_smp_becomes_calibrated(capsys: pytest.CaptureFixture[str])
     assert numbers("accuracy", out)[-1] > 0.8
 
 
-def test_the_search_keeps_runs_and_answers_with_the_best_that_is_accurate(
+def test_the_search_keeps_its_runs_and_returns_the_best_accurate_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run("optuna_search")

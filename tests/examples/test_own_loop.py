@@ -20,7 +20,7 @@ def test_densecal_takes_at_most_five_lines():
 def test_the_loop_trains_and_learns_a_probability_per_image(capsys):
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     out = capsys.readouterr().out
-    accuracies = [float(found) for found in re.findall(r"accuracy (\d\.\d+)", out)]
+    accuracies = [float(number) for number in re.findall(r"accuracy (\d\.\d+)", out)]
     assert len(accuracies) == 6
     assert accuracies[-1] > 0.95
     mean = float(re.search(r"mean (\d\.\d+)", out)[1])

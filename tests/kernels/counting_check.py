@@ -1,4 +1,4 @@
-"""The tables of three images by the kernels of `densecal.kernels.counting` and without; for Triton's interpreter."""
+"""Run by test_counting.py under Triton's interpreter: prints whether tables of three images equal PyTorch's."""
 
 import json
 
@@ -41,15 +41,16 @@ def histograms_agree(pixels: int, size: int) -> bool:
 
 
 if __name__ == "__main__":
-    found = []
+    tables = []
     for pixels in (1, 700, 5000):
         v, y = values(pixels), torch.randint(0, 2, (IMAGES, pixels))
         for bins in (1, 10, 15):
             for valid in (None, torch.rand(v.shape) < 0.7):
-                found.append({"small": [pixels, bins, valid is None], "equal": small_tables_agree(v, y, valid, bins)})
-        found.append({"fine": pixels, "equal": fine_tables_agree(v, y)})
-        found += [{"histogram": [pixels, size], "equal": histograms_agree(pixels, size)} for size in (7, 101, 512)]
+                tables.append({"small": [pixels, bins, valid is None], "equal": small_tables_agree(v, y, valid, bins)})
+        tables.append({"fine": pixels, "equal": fine_tables_agree(v, y)})
+        tables += [{"histogram": [pixels, size], "equal": histograms_agree(pixels, size)} for size in (7, 101, 512)]
     trusted = _agrees(counting, torch.device("cpu"))
-    right = counting.small_tables
-    counting.small_tables = lambda *given: right(*given).roll(1, dims=1)  # right figures in the wrong tables
-    print(json.dumps({"found": found, "trusted": trusted, "wrong are trusted": _agrees(counting, torch.device("cpu"))}))
+    correct = counting.small_tables
+    counting.small_tables = lambda *arguments: correct(*arguments).roll(1, dims=1)  # right figures, wrong tables
+    wrong_trusted = _agrees(counting, torch.device("cpu"))
+    print(json.dumps({"tables": tables, "trusted": trusted, "wrong kernels are trusted": wrong_trusted}))

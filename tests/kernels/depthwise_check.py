@@ -36,32 +36,32 @@ def layer(kind: type[nn.Conv2d], kernel: int, stride: int, padding, bias: bool, 
 
 
 def differences(case: tuple, precision: torch.dtype | None = None) -> dict[str, float]:
-    """Those of a layer; under autocast to ``precision``, from inputs and gradients that it holds, relative to 1."""
+    """Return those of a layer, relative to 1. With ``precision``: under autocast, with values exact in it."""
     conv, shape = layer(*case), case[-1]
-    given = torch.randn(shape)
-    gradient = torch.randn(conv(given).shape)
+    x = torch.randn(shape)
+    gradient = torch.randn(conv(x).shape)
     if precision is not None:
-        given, gradient = given.to(precision).float(), gradient.to(precision).float()
+        x, gradient = x.to(precision).float(), gradient.to(precision).float()
         with torch.no_grad():
             conv.weight.copy_(conv.weight.to(precision))
     ours, theirs = copy.deepcopy(conv), conv.double()
     replace_depthwise(ours)
-    a, b = given.clone().requires_grad_(), given.double().requires_grad_()
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
     with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
         y = ours(a)
     assert type(y.grad_fn).__name__ == "DepthwiseConvolutionBackward", y.grad_fn
     assert y.dtype == (precision or torch.float32), y.dtype
     assert y.is_contiguous(memory_format=torch.channels_last)
-    wanted = theirs(b)
+    expected = theirs(b)
     y.backward(gradient.to(y.dtype))
-    wanted.backward(gradient.double())
-    return distances(ours, theirs, (y, wanted), (a, b))
+    expected.backward(gradient.double())
+    return distances(ours, theirs, (y, expected), (a, b))
 
 
 def distances(
     ours: nn.Conv2d, theirs: nn.Conv2d, outputs: tuple[Tensor, Tensor], inputs: tuple[Tensor, Tensor]
 ) -> dict[str, float]:
-    """Those of two layers after their backward passes."""
+    """Return the differences of two layers after their backward passes."""
     pairs = {"output": outputs, "dx": (inputs[0].grad, inputs[1].grad)}
     for name, parameter in theirs.named_parameters():
         pairs[f"d{name}"] = (getattr(ours, name).grad, parameter.grad)
@@ -73,29 +73,29 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours.detach().double() - theirs.detach()).abs() / theirs.detach().abs().clamp(min=1)).max())
 
 
-def network_difference() -> dict[str, float]:
-    """Those of the first stages of EfficientNet-Lite0, which have both kernels and both strides."""
+def network_differences() -> dict[str, float]:
+    """Return those of the first stages of EfficientNet-Lite0, which have both kernel sizes and both strides."""
     torch.manual_seed(0)
     whole = timm.create_model("tf_efficientnet_lite0")
     network = nn.Sequential(whole.conv_stem, whole.bn1, whole.blocks[:3]).to(memory_format=torch.channels_last)
-    fused = copy.deepcopy(network)
-    names = list(fused.state_dict())
-    replace_depthwise(fused)
-    convolutions = sum("forward" in vars(one) for one in fused.modules())
-    assert list(fused.state_dict()) == names
-    fused = copy.deepcopy(fused)
+    ours = copy.deepcopy(network)
+    names = list(ours.state_dict())
+    replace_depthwise(ours)
+    convolutions = sum("forward" in vars(module) for module in ours.modules())
+    assert list(ours.state_dict()) == names
+    ours = copy.deepcopy(ours)
     x = torch.randn(2, 3, 18, 18).contiguous(memory_format=torch.channels_last)
     outputs, gradients = [], []
-    for one in (network, fused):
-        y = one(x)
+    for either in (network, ours):
+        y = either(x)
         (y - 1).square().mean().backward()
         outputs.append(y.detach())
-        gradients.append(torch.cat([p.grad.flatten() for p in one.parameters()]))
-    network.load_state_dict(fused.state_dict())
+        gradients.append(torch.cat([p.grad.flatten() for p in either.parameters()]))
+    network.load_state_dict(ours.state_dict())
     network.eval()
-    fused.eval()
+    ours.eval()
     with torch.no_grad():
-        evaluation = float((fused(x) - network(x)).abs().max())
+        evaluation = float((ours(x) - network(x)).abs().max())
     return {
         "convolutions": convolutions,
         "output": float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max()),
@@ -105,34 +105,34 @@ def network_difference() -> dict[str, float]:
 
 
 def warning_of_wrong_kernels() -> str:
-    """What is said where a gradient is wrong, after making sure that the layer then computes as it did before."""
-    right = depthwise._summed
-    depthwise._summed = lambda *given: 1.01 * right(*given)
+    """Return the warning about a wrong gradient, after checking that the layer computes as it did before."""
+    correct = depthwise._taps_gradient
+    depthwise._taps_gradient = lambda *arguments: 1.01 * correct(*arguments)
     agree, depthwise._kernels_agree = depthwise._kernels_agree, functools.cache(depthwise._kernels_agree.__wrapped__)
     conv = layer(*LAYERS[0])
     x = torch.randn(LAYERS[0][-1])
-    wanted = conv(x)
+    expected = conv(x)
     replace_depthwise(conv)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert torch.equal(conv(x), wanted)
-        assert torch.equal(conv(x), wanted)
-    depthwise._summed, depthwise._kernels_agree = right, agree
-    assert len(said) == 1, said
-    return str(said[0].message)
+        assert torch.equal(conv(x), expected)
+        assert torch.equal(conv(x), expected)
+    depthwise._taps_gradient, depthwise._kernels_agree = correct, agree
+    assert len(caught) == 1, caught
+    return str(caught[0].message)
 
 
 if __name__ == "__main__":
     depthwise._DEVICES = ("cpu",)
     depthwise._BLOCK_C = 64  # the interpreter takes as long for a small tile as for a large one
-    found = {
+    output = {
         "float32": [differences(case) for case in LAYERS],
         "bfloat16": [differences(LAYERS[i], torch.bfloat16) for i in (0, 7)],
         "float16": [differences(LAYERS[0], torch.float16)],
     }
     depthwise.PROGRAMS = 1  # so that a program sums over several tiles, and the last one over fewer
-    found["float32"].append(differences(LARGE))
-    found["warning"] = warning_of_wrong_kernels()
+    output["float32"].append(differences(LARGE))
+    output["warning"] = warning_of_wrong_kernels()
     depthwise._BLOCK_C = 256
-    found["network"] = network_difference()
-    json.dump(found, sys.stdout)
+    output["network"] = network_differences()
+    json.dump(output, sys.stdout)

@@ -7,8 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from densecal.kernels import normalisation as fused
-from densecal.kernels import upsampling
+from densecal.kernels import normalisation, upsampling
 from densecal.kernels.normalisation import replace_normalisation
 from densecal.kernels.upsampling import replace_upsampling
 from densecal.models import build
@@ -27,12 +26,12 @@ def differences(shape: tuple[int, ...], activation: nn.Module) -> dict[str, floa
     assert "forward" in vars(ours[0])
     x = (3 * torch.randn(shape) + 2).contiguous(memory_format=torch.channels_last)
     a, b = x.clone().requires_grad_(), x.double().requires_grad_()
-    y, wanted = ours(a), theirs(b)
+    y, expected = ours(a), theirs(b)
     gradient = torch.randn(shape)
     y.backward(gradient)
-    wanted.backward(gradient.double())
+    expected.backward(gradient.double())
     pairs = {
-        "output": (y, wanted),
+        "output": (y, expected),
         "dx": (a.grad, b.grad),
         "dweight": (ours[0].weight.grad, norm.weight.grad),
         "dbias": (ours[0].bias.grad, norm.bias.grad),
@@ -40,18 +39,18 @@ def differences(shape: tuple[int, ...], activation: nn.Module) -> dict[str, floa
         "variance": (ours[0].running_var, norm.running_var),
         "tracked": (ours[0].num_batches_tracked, norm.num_batches_tracked),
     }
-    found = {name: float((u.detach().double() - v.detach()).abs().max()) for name, (u, v) in pairs.items()}
+    errors = {name: float((u.detach().double() - v.detach()).abs().max()) for name, (u, v) in pairs.items()}
     ours.eval()
     theirs.eval()
-    said = theirs(x.double()).detach()
-    found["evaluation with gradients"] = float((ours(x).detach() - said).abs().max())
+    expected = theirs(x.double()).detach()
+    errors["evaluation with gradients"] = float((ours(x).detach() - expected).abs().max())
     with torch.no_grad():
-        found["evaluation"] = float((ours(x) - said).abs().max())
-    return found
+        errors["evaluation"] = float((ours(x) - expected).abs().max())
+    return errors
 
 
 def upsampling_differences(shape: tuple[int, ...]) -> list[float]:
-    found = []
+    errors = []
     for options in ({}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}):
         theirs = nn.Upsample(scale_factor=2, **options)
         ours = copy.deepcopy(theirs)
@@ -59,17 +58,17 @@ def upsampling_differences(shape: tuple[int, ...]) -> list[float]:
         assert "forward" in vars(ours)
         a = torch.randn(shape, requires_grad=True)
         b = a.detach().double().requires_grad_()
-        y, wanted = ours(a), theirs(b)
+        y, expected = ours(a), theirs(b)
         assert y.is_contiguous(memory_format=torch.channels_last)
         gradient = torch.randn(y.shape)
         y.backward(gradient)
-        wanted.backward(gradient.double())
-        found += [float((y - wanted).detach().abs().max()), float((a.grad - b.grad).abs().max())]
-    return found
+        expected.backward(gradient.double())
+        errors += [float((y - expected).detach().abs().max()), float((a.grad - b.grad).abs().max())]
+    return errors
 
 
-def network_difference(encoder: str) -> tuple[float, float]:
-    """Of the gradients in training and of the output in evaluation, as shares of the largest value."""
+def network_differences(encoder: str) -> tuple[float, float]:
+    """Return those of the gradients in training and of the output in evaluation, relative to the largest value."""
     torch.manual_seed(0)
     network = build("unet", encoder, None, 1, encoder_depth=3, decoder_channels=[8, 8, 8]).train()
     ours = copy.deepcopy(network)
@@ -79,16 +78,16 @@ def network_difference(encoder: str) -> tuple[float, float]:
     assert encoder != "resnet50" or "forward" in vars(ours.network.encoder.model.layer1[0])
     x = torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     gradients = []
-    for one in (network, ours):
-        one(x).square().mean().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None]))
+    for either in (network, ours):
+        either(x).square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in either.parameters() if p.grad is not None]))
     with torch.no_grad():
-        outputs = [one.eval()(x) for one in (network, ours)]
-    return share(*gradients), share(*outputs)
+        outputs = [either.eval()(x) for either in (network, ours)]
+    return relative_difference(*gradients), relative_difference(*outputs)
 
 
 def oddities() -> dict[str, bool]:
-    """What a fused network that predicts does as PyTorch's does."""
+    """Return whether a network with our kernels treats unusual inputs as PyTorch does."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6()).eval()
     ours = copy.deepcopy(plain)
@@ -100,7 +99,7 @@ def oddities() -> dict[str, bool]:
     damaged[0].running_mean[3] = torch.nan
     half = copy.deepcopy(ours).half()
     with torch.no_grad():
-        found = {
+        checks = {
             "a copy has weights of its own": bool((copied(x) > ours(x)).any()) and torch.allclose(ours(x), plain(x)),
             "NaN is not hidden": bool(damaged(x)[:, 3].isnan().all()),
             "half precision": torch.allclose(half(x.half()).float(), plain(x), atol=1e-2),
@@ -110,30 +109,30 @@ def oddities() -> dict[str, bool]:
         try:
             ours(torch.randn(2, 4, 4, 4))
         except RuntimeError:
-            found["a wrong number of channels is refused"] = True
+            checks["a wrong number of channels is refused"] = True
     try:
         ours.train()(torch.randn(1, 8, 1, 1))
     except ValueError:
-        found["one value has no variance"] = True
+        checks["one value has no variance"] = True
     far = 1000 + torch.randn(2, 8, 16, 16, dtype=torch.float64)
-    wanted = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6()).double()(far)
-    found["a mean far from zero"] = torch.allclose(ours(far.float()).double(), wanted, atol=1e-3)
-    return found
+    expected = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6()).double()(far)
+    checks["a mean far from zero"] = torch.allclose(ours(far.float()).double(), expected, atol=1e-3)
+    return checks
 
 
-def share(a: torch.Tensor, b: torch.Tensor) -> float:
+def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max())
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("error", message=".* kernels ")
-    fused._DEVICES = upsampling._DEVICES = ("cpu",)
+    normalisation._DEVICES = upsampling._DEVICES = ("cpu",)
     layers = [
         differences((3, 5, 7, 6), nn.ReLU()),
         differences((2, 130, 9, 11), nn.ReLU6()),
         differences((4, 24, 16, 16), nn.Identity()),
     ]
-    fused._TILE = 1 << 16  # the interpreter takes as long for a small tile as for a large one
-    networks = {name: network_difference(name) for name in ("tf_efficientnet_lite0", "resnet50")}
+    normalisation._TILE = 1 << 16  # the interpreter takes as long for a small tile as for a large one
+    networks = {name: network_differences(name) for name in ("tf_efficientnet_lite0", "resnet50")}
     upsamplings = [upsampling_differences(shape) for shape in ((2, 5, 4, 7), (1, 3, 1, 1), (1, 130, 5, 3))]
     print(json.dumps({"layers": layers, "networks": networks, "upsamplings": upsamplings, "oddities": oddities()}))

@@ -1,6 +1,6 @@
-"""Run by test_narrow.py under Triton's interpreter: prints the largest differences from PyTorch in float64.
+"""Run by test_small_convolutions.py under Triton's interpreter: prints the largest differences from PyTorch in float64.
 
-In float16: the interpreter has no products of bfloat16 matrices.
+They compute in float16, because the interpreter has no products of bfloat16 matrices.
 """
 
 import copy
@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from depthwise_check import distances  # beside this file
+from depthwise_check import distances  # in the same folder
 from torch import Tensor, nn
 
-from densecal.kernels import small_convolutions as narrow
+from densecal.kernels import small_convolutions
 from densecal.kernels.small_convolutions import replace_small_convolutions
 from densecal.models import build
 
@@ -42,74 +42,77 @@ def in_half(operation, x: Tensor) -> Tensor:
 
 
 def differences(case: tuple) -> dict[str, float]:
-    """Those of a layer, from inputs, weights and gradients that float16 holds, relative to 1."""
-    conv, given = layer(case)
-    given = given.half().float()
+    """Return those of a layer, relative to 1, for inputs, weights and gradients that are exact in float16."""
+    conv, x = layer(case)
+    x = x.half().float()
     with torch.no_grad():
         for parameter in conv.parameters():
             parameter.copy_(parameter.half())
     ours, theirs = copy.deepcopy(conv), conv.double()
     replace_small_convolutions(ours)
-    a, b = given.clone().requires_grad_(), given.double().requires_grad_()
-    y, wanted = in_half(ours, a), theirs(b)
-    assert type(y.grad_fn).__name__ == "NarrowConvolutionBackward", y.grad_fn
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, expected = in_half(ours, a), theirs(b)
+    assert type(y.grad_fn).__name__ == "SmallConvolutionBackward", y.grad_fn
     assert y.dtype == torch.float16, y.dtype
     assert y.is_contiguous(memory_format=torch.channels_last)
     gradient = torch.randn(y.shape).half()
     y.backward(gradient)
-    wanted.backward(gradient.double())
-    return distances(ours, theirs, (y, wanted), (a, b))
+    expected.backward(gradient.double())
+    return distances(ours, theirs, (y, expected), (a, b))
 
 
-def fused_convolutions() -> list[str]:
-    """The names of those of a U-Net."""
+def replaced_convolutions() -> list[str]:
+    """Return the names of those in a U-Net."""
     network = build("unet", "tf_efficientnet_lite0", None, 1)
     replace_small_convolutions(network)
-    return [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d) and "forward" in vars(one)]
+    return [
+        name for name, module in network.named_modules() if isinstance(module, nn.Conv2d) and "forward" in vars(module)
+    ]
 
 
 def full_precision_is_left_alone() -> bool:
     conv, x = layer(LAYERS[0])
-    wanted = conv(x)
+    expected = conv(x)
     replace_small_convolutions(conv)
-    return bool(torch.equal(conv(x), wanted))
+    return bool(torch.equal(conv(x), expected))
 
 
-def warning_of(part: str, wrong: Callable[..., Callable[..., Tensor]], case: tuple) -> str:
-    """What is said where a part is wrong, after making sure that the layer then computes as it did before."""
-    right = getattr(narrow, part)
-    setattr(narrow, part, wrong(right))
-    agree, narrow._kernels_agree = narrow._kernels_agree, functools.cache(narrow._kernels_agree.__wrapped__)
+def warning_of(name: str, wrong: Callable[..., Callable[..., Tensor]], case: tuple) -> str:
+    """Return the warning about a wrong function, after checking that the layer computes as it did before."""
+    correct = getattr(small_convolutions, name)
+    setattr(small_convolutions, name, wrong(correct))
+    agree = small_convolutions._kernels_agree
+    small_convolutions._kernels_agree = functools.cache(agree.__wrapped__)
     conv, x = layer(case)
-    wanted = in_half(conv, x)
+    expected = in_half(conv, x)
     replace_small_convolutions(conv)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert torch.equal(in_half(conv, x), wanted)
-        assert torch.equal(in_half(conv, x), wanted)
-    setattr(narrow, part, right)
-    narrow._kernels_agree = agree
-    assert len(said) == 1, said
-    return str(said[0].message)
+        assert torch.equal(in_half(conv, x), expected)
+        assert torch.equal(in_half(conv, x), expected)
+    setattr(small_convolutions, name, correct)
+    small_convolutions._kernels_agree = agree
+    assert len(caught) == 1, caught
+    return str(caught[0].message)
 
 
 def warnings_of_wrong_kernels() -> list[str]:
-    def larger(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *given, **how: 1.02 * right(*given, **how)
+    def larger(correct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *arguments, **options: 1.02 * correct(*arguments, **options)
 
-    def without_bias(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda x, taps, bias, back: right(x, taps, None, back)
+    def without_bias(correct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, taps, bias, back: correct(x, taps, None, back)
 
-    def of_first_tile(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda x, dy: right(x[..., :8, :16].contiguous(), dy[..., :8, :16].contiguous())
+    def of_first_tile(correct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, dy: correct(x[..., :8, :16].contiguous(), dy[..., :8, :16].contiguous())
 
     cases = [
-        ("_summed", larger, 1),
-        ("_convolved", larger, 1),
-        ("_convolved", without_bias, 2),
-        ("_summed", of_first_tile, 0),
+        ("_taps_gradient", larger, 1),
+        ("_run_convolution", larger, 1),
+        ("_run_convolution", without_bias, 2),
+        ("_taps_gradient", of_first_tile, 0),
     ]
-    return [warning_of(part, wrong, LAYERS[i]) for part, wrong, i in cases]
+    return [warning_of(name, wrong, LAYERS[i]) for name, wrong, i in cases]
 
 
 def a_copy_has_weights_of_its_own() -> bool:
@@ -123,12 +126,12 @@ def a_copy_has_weights_of_its_own() -> bool:
 
 
 if __name__ == "__main__":
-    narrow._DEVICES = ("cpu",)
-    found = {"layers": [differences(case) for case in LAYERS]}
-    narrow._PROGRAMS = 5  # so that a program sums over several tiles, and the last one over fewer
-    found["layers"].append(differences((16, 4, False, (3, 15, 18))))
-    found["warnings"] = warnings_of_wrong_kernels()
-    found["copy"] = a_copy_has_weights_of_its_own()
-    found["convolutions"] = fused_convolutions()
-    found["full precision"] = full_precision_is_left_alone()
-    json.dump(found, sys.stdout)
+    small_convolutions._DEVICES = ("cpu",)
+    output = {"layers": [differences(case) for case in LAYERS]}
+    small_convolutions._PROGRAMS = 5  # so that a program sums over several tiles, and the last one over fewer
+    output["layers"].append(differences((16, 4, False, (3, 15, 18))))
+    output["warnings"] = warnings_of_wrong_kernels()
+    output["copy"] = a_copy_has_weights_of_its_own()
+    output["convolutions"] = replaced_convolutions()
+    output["full precision"] = full_precision_is_left_alone()
+    json.dump(output, sys.stdout)

@@ -1,4 +1,4 @@
-"""The kernels that count on CUDA give the integers of PyTorch's path; they run in Triton's interpreter here."""
+"""The counting kernels give the same integers as PyTorch. Here they run in Triton's interpreter."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from tests.running import interpreted
 
 
 @pytest.fixture(scope="module")
-def checked():
+def output():
     return interpreted(Path(__file__).with_name("counting_check.py"))
 
 
-def test_every_table_is_equal(checked):
-    assert len(checked["found"]) == 3 * (6 + 1 + 3)
-    assert [table for table in checked["found"] if not table["equal"]] == []
+def test_every_table_is_equal(output):
+    assert len(output["tables"]) == 3 * (6 + 1 + 3)
+    assert [table for table in output["tables"] if not table["equal"]] == []
 
 
-def test_wrong_kernels_are_not_trusted(checked):
-    assert checked["trusted"]
-    assert not checked["wrong are trusted"]
+def test_wrong_kernels_are_not_trusted(output):
+    assert output["trusted"]
+    assert not output["wrong kernels are trusted"]

@@ -1,4 +1,4 @@
-"""The kernels and graphs on a CUDA device, as users run them; elsewhere they are tested in Triton's interpreter."""
+"""The kernels and graphs on a CUDA device, as users run them. Other tests run them in Triton's interpreter."""
 
 import copy
 import warnings
@@ -19,7 +19,7 @@ NETWORKS = [("unet", "tf_efficientnet_lite0"), ("unet", "resnet50"), ("paper-une
 
 @pytest.fixture(autouse=True)
 def no_kernel_is_refused():
-    """A kernel that fails its own test is replaced by PyTorch's, after a warning."""
+    """Turn the warning that PyTorch replaces a failing kernel into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".* kernels ")
         warnings.filterwarnings("error", message=".*not replayed")
@@ -27,7 +27,7 @@ def no_kernel_is_refused():
 
 
 def pair(arch, encoder):
-    """A network on the device, and its copy in float64."""
+    """Return a network on the device and its copy in float64."""
     torch.manual_seed(0)
     network = build(arch, encoder).to("cuda", memory_format=torch.channels_last)
     return network, copy.deepcopy(network).double()
@@ -38,18 +38,18 @@ def images(batch=4):
     return torch.rand(batch, 3, 64, 64, generator=random).cuda().contiguous(memory_format=torch.channels_last)
 
 
-def share(a, b):
+def relative_difference(a, b):
     return float((a.double() - b).abs().max() / b.abs().max())
 
 
 @pytest.mark.parametrize(("arch", "encoder"), NETWORKS)
 def test_predictions_are_those_of_pytorch(arch, encoder):
-    network, reference = (one.eval() for one in pair(arch, encoder))
+    network, reference = (model.eval() for model in pair(arch, encoder))
     network = accelerate(network, training=False)
     with torch.no_grad():
         expected = reference(images().double())
         for _ in range(5):  # eager, recorded, replayed
-            assert share(network(images()), expected) < 1e-3
+            assert relative_difference(network(images()), expected) < 1e-3
 
 
 @pytest.mark.parametrize(("arch", "encoder"), NETWORKS)
@@ -60,13 +60,13 @@ def test_gradients_are_those_of_pytorch(arch, encoder, graphs):
     rehearse(network, images(2))
     for _ in range(3):
         gradients = []
-        for one, given in ((network, images()), (reference, images().double())):
-            one.zero_grad(set_to_none=False)
-            one(given).square().mean().backward()
-            gradients.append(torch.cat([weight.grad.flatten() for weight in one.parameters()]))
-        assert share(*gradients) < 1e-2
-    for one, other in zip(network.buffers(), reference.buffers(), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=1e-3, atol=1e-4)
+        for model, batch in ((network, images()), (reference, images().double())):
+            model.zero_grad(set_to_none=False)
+            model(batch).square().mean().backward()
+            gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+        assert relative_difference(*gradients) < 1e-2
+    for ours, theirs in zip(network.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
 
 
 def test_pixels_are_counted_as_on_a_cpu():
@@ -77,9 +77,9 @@ def test_pixels_are_counted_as_on_a_cpu():
     for device, meter in meters.items():
         for _ in range(3):  # past a million pixels, where fine bins take over
             meter.update(p.to(device), masks.to(device))
-    found, expected = (meters[device].compute().as_dict() for device in ("cuda", "cpu"))
+    actual, expected = (meters[device].compute().as_dict() for device in ("cuda", "cpu"))
     for name in expected.keys() - {"ci"}:
-        assert found[name] == pytest.approx(expected[name], abs=1e-12), name
+        assert actual[name] == pytest.approx(expected[name], abs=1e-12), name
 
 
 def test_a_run_trains_with_kernels_as_it_does_without(tmp_path):

@@ -1,4 +1,4 @@
-"""Networks without batch normalisation say what they said with it."""
+"""Networks with folded batch normalisations compute the same as before."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from densecal.models import build
 
 
 def trained(network):
-    """A network whose normalisations have seen something."""
+    """Give the normalisations of a network random weights and statistics."""
     torch.manual_seed(0)
     for module in network.modules():
         if "BatchNorm" in type(module).__name__:
@@ -36,7 +36,7 @@ def assert_same(network, other, size=(2, 3, 96, 64)):
         ("unet", "tf_efficientnet_lite0"),  # normalisation with its activation
         ("unet", "resnet18"),  # residual branches
         ("paper-unet", "vgg11_bn"),
-        ("edn", "resnet18"),  # whose encoder has frozen ones
+        ("edn", "resnet18"),  # whose encoder has frozen normalisations
         ("deeplabv3plus", "mobilenetv3_small_050"),
     ],
 )
@@ -50,7 +50,7 @@ def test_networks_lose_their_normalisations_and_nothing_else(arch, encoder):
 
 
 class Reused(nn.Module):
-    """What must not be folded: a convolution used twice, a normalisation used twice, an output used beside it."""
+    """Cases that must not be folded, such as a convolution, a normalisation or an output that is used twice."""
 
     def __init__(self, kind):
         super().__init__()
@@ -71,7 +71,7 @@ class Reused(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["convolution", "normalisation", "output", "dropout"])
-def test_what_is_used_elsewhere_stays(kind):
+def test_layers_that_are_used_twice_are_not_folded(kind):
     network = trained(Reused(kind))
     other = fold_normalisation(network)
     assert normalisations(other) == normalisations(network)
@@ -83,7 +83,7 @@ class Pair(nn.Sequential):
         return super().forward(x), x
 
 
-def test_a_network_of_one_size_or_of_several_outputs_stays():
+def test_a_network_with_a_fixed_input_size_or_several_outputs_is_not_folded():
     parts = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
     for network in (nn.Sequential(*parts, nn.Flatten(2), nn.Linear(96 * 64, 4)), Pair(*parts)):
         assert fold_normalisation(trained(network)) is network

@@ -1,4 +1,4 @@
-"""Predictions replayed by CUDA graphs; graphs are played here, operation by operation on a CPU."""
+"""CUDA graphs of predictions and training steps. Here graphs are simulated on a CPU, operation by operation."""
 
 import contextlib
 import copy
@@ -21,20 +21,20 @@ from densecal.training.loop import train
 from tests.training.common import small_config
 
 
-class PlayedGraph:
-    """A graph that does its operations again, on the memory that they had."""
+class SimulatedGraph:
+    """A graph that repeats its operations on the same memory."""
 
-    made = 0
+    created = 0
 
     def __init__(self):
-        PlayedGraph.made += 1
+        SimulatedGraph.created += 1
         self.operations = []
 
     def replay(self):
-        for operation, given, named, found in self.operations:
-            again = operation(*given, **named)
-            if again.data_ptr() != found.data_ptr():
-                found.copy_(again)
+        for operation, args, kwargs, output in self.operations:
+            result = operation(*args, **kwargs)
+            if result.data_ptr() != output.data_ptr():
+                output.copy_(result)
 
 
 class Recorder(TorchDispatchMode):
@@ -42,19 +42,19 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = graph
 
-    def __torch_dispatch__(self, operation, types, given=(), named=None):
-        found = operation(*given, **(named or {}))
-        self.graph.operations.append((operation, given, named or {}, found))
-        return found
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        output = operation(*args, **(kwargs or {}))
+        self.graph.operations.append((operation, args, kwargs or {}, output))
+        return output
 
 
 @contextlib.contextmanager
-def play(graph, stream, capture_error_mode):
+def record(graph, stream, capture_error_mode):
     assert capture_error_mode == "thread_local"
     with Recorder(graph):
         yield
-    for *_, found in graph.operations:  # what a recording computes is not there before it is replayed
-        found.fill_(torch.nan)
+    for *_, output in graph.operations:  # a recording has no results before it is replayed
+        output.fill_(torch.nan)
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def network(monkeypatch):
     """A small network that replays its predictions."""
     device = types.SimpleNamespace(free=0.9, stream=0)
     monkeypatch.setattr(graphs, "_DEVICES", ("cpu",))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", PlayedGraph)
-    monkeypatch.setattr(torch.cuda, "graph", play)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimulatedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.stream)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(device.free * 1000), 1000))
-    PlayedGraph.made = 0
+    SimulatedGraph.created = 0
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, 3, bias=False), nn.Hardtanh(0, 6), nn.Conv2d(4, 1, 1, bias=False)
     network = nn.Sequential(*layers).eval()
@@ -89,9 +89,9 @@ def test_replayed_predictions_are_those_of_the_network(network, mode):
         for seed in range(6):
             images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
             kept.append((network(images), plain(network, images)))
-    for found, expected in kept:  # none is overwritten by those after it
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert PlayedGraph.made == 1
+    for logits, expected in kept:  # none is overwritten by later ones
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+    assert SimulatedGraph.created == 1
 
 
 def test_a_recording_made_for_inference_serves_without_it(network):
@@ -101,10 +101,10 @@ def test_a_recording_made_for_inference_serves_without_it(network):
             network(images)
     with torch.no_grad():
         torch.testing.assert_close(network(images), plain(network, images))
-    assert PlayedGraph.made == 1
+    assert SimulatedGraph.created == 1
 
 
-def test_weights_that_have_changed_are_seen(network):
+def test_changed_weights_are_used(network):
     images = torch.rand(2, 3, 8, 8)
     with torch.no_grad():
         before = [network(images) for _ in range(EAGER_BATCHES + 1)][-1]
@@ -115,7 +115,7 @@ def test_weights_that_have_changed_are_seen(network):
 
 
 def use(network, images):
-    """Predict until it is recorded, and once more."""
+    """Predict until the prediction is recorded, and once more."""
     for _ in range(EAGER_BATCHES + 2):
         torch.testing.assert_close(network(images), plain(network, images))
 
@@ -126,7 +126,7 @@ def test_shapes_and_layouts_have_recordings_of_their_own(network):
     kinds = [images, images[:1], images.contiguous(memory_format=torch.channels_last)]
     for kind in kinds:
         use(network, kind)
-    assert PlayedGraph.made == len(kinds)
+    assert SimulatedGraph.created == len(kinds)
 
 
 @torch.no_grad()
@@ -135,34 +135,34 @@ def test_precisions_and_streams_have_recordings_of_their_own(network, monkeypatc
     use(network, images)
     network.device.stream = 1
     use(network, images)
-    assert PlayedGraph.made == 2
+    assert SimulatedGraph.created == 2
     use(network.double(), images.double())
-    assert PlayedGraph.made == 3
+    assert SimulatedGraph.created == 3
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     monkeypatch.setattr(graphs, "_uncached_autocast", contextlib.nullcontext)
     use(network, images.double())
-    assert PlayedGraph.made == 4
+    assert SimulatedGraph.created == 4
 
 
 @torch.no_grad()
 def test_there_are_a_few_recordings_at_most(network):
     for side in range(5, 5 + 2 * MAX_RECORDINGS):
         use(network, torch.rand(1, 3, side, 8))
-    assert PlayedGraph.made == MAX_RECORDINGS
+    assert SimulatedGraph.created == MAX_RECORDINGS
 
 
 @torch.no_grad()
-def test_a_network_that_has_left_the_device_computes_as_before(network, monkeypatch):
+def test_a_network_that_was_moved_off_the_device_computes_as_before(network, monkeypatch):
     monkeypatch.setattr(graphs, "_DEVICES", ("cuda",))
     use(network, torch.rand(2, 3, 8, 8))
-    assert PlayedGraph.made == 0
+    assert SimulatedGraph.created == 0
 
 
 @torch.no_grad()
-def test_what_cannot_be_recorded_is_told_once_and_computed_as_before(network, monkeypatch):
+def test_a_network_that_cannot_be_recorded_warns_once_and_computes_as_before(network, monkeypatch):
     @contextlib.contextmanager
     def failing(*_, **__):
-        PlayedGraph.made += 1
+        SimulatedGraph.created += 1
         yield
         raise RuntimeError("no room")
 
@@ -171,83 +171,83 @@ def test_what_cannot_be_recorded_is_told_once_and_computed_as_before(network, mo
     with pytest.warns(UserWarning, match="not replayed by a CUDA graph: no room"):
         use(network, images)
     use(network, images)
-    assert PlayedGraph.made == 2, "the graph, and the one time that it was tried"
+    assert SimulatedGraph.created == 2, "the graph, and one attempt to record it"
 
 
-class Keeping(nn.Module):
-    """Keeps a product of its weights from one prediction to the next, as attention layers of timm do."""
+class Caching(nn.Module):
+    """Caches a product of its weights between predictions, as attention layers of timm do."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.kept = None
+        self.cached = None
 
     def train(self, mode=True):
-        self.kept = None
+        self.cached = None
         return super().train(mode)
 
     def forward(self, x):
-        if self.kept is None:
-            self.kept = 2 * self.weight
-        return x + self.kept
+        if self.cached is None:
+            self.cached = 2 * self.weight
+        return x + self.cached
 
 
 @torch.no_grad()
-def test_what_layers_keep_of_their_weights_is_computed_anew(network):
-    network.add_module("keeping", Keeping())
+def test_what_layers_cache_of_their_weights_is_computed_again(network):
+    network.add_module("caching", Caching())
     network.eval()
     images = torch.rand(2, 3, 8, 8)
     use(network, images)
     for _ in range(2):
         network.train()
-        network.keeping.weight += 1
+        network.caching.weight += 1
         network.eval()
-        found = network(images)
+        logits = network(images)
         network.eval()
-        torch.testing.assert_close(found, plain(network, images))
-    assert PlayedGraph.made == 1
+        torch.testing.assert_close(logits, plain(network, images))
+    assert SimulatedGraph.created == 1
 
 
-def test_threads_do_not_get_one_another_s_predictions(network, monkeypatch):
+def test_threads_do_not_get_each_others_predictions(network, monkeypatch):
     images = [torch.rand(2, 3, 8, 8) for _ in range(2)]
-    expected = [plain(network, one) for one in images]
+    expected = [plain(network, batch) for batch in images]
     with torch.no_grad():
         use(network, images[0])
-    replay = PlayedGraph.replay
+    replay = SimulatedGraph.replay
 
     def slow(graph):
         time.sleep(0.02)
         replay(graph)
 
-    monkeypatch.setattr(PlayedGraph, "replay", slow)
+    monkeypatch.setattr(SimulatedGraph, "replay", slow)
 
     def predict(i):
         with torch.no_grad():
             return [network(images[i]) for _ in range(4)]
 
     with ThreadPoolExecutor(2) as threads:
-        for i, found in enumerate(threads.map(predict, range(2))):
-            for one in found:
-                torch.testing.assert_close(one, expected[i])
+        for i, predictions in enumerate(threads.map(predict, range(2))):
+            for logits in predictions:
+                torch.testing.assert_close(logits, expected[i])
 
 
-def test_a_shape_that_comes_seldom_is_not_recorded(network):
+def test_a_rare_shape_is_not_recorded(network):
     with torch.no_grad():
         for _ in range(EAGER_BATCHES):
             network(torch.rand(2, 3, 8, 8))
-    assert PlayedGraph.made == 0
+    assert SimulatedGraph.created == 0
 
 
-def test_nothing_is_recorded_where_memory_is_short(network):
+def test_nothing_is_recorded_when_memory_is_short(network):
     network.device.free = 0.4
     images = torch.rand(2, 3, 8, 8)
     with torch.no_grad():
         for _ in range(EAGER_BATCHES + 2):
             torch.testing.assert_close(network(images), plain(network, images))
-    assert PlayedGraph.made == 0
+    assert SimulatedGraph.created == 0
 
 
-def test_gradients_and_training_go_their_own_way(network):
+def test_gradients_and_training_mode_are_not_replayed(network):
     images = torch.rand(2, 3, 8, 8)
     for _ in range(EAGER_BATCHES + 2):
         network(images).sum().backward()
@@ -256,28 +256,28 @@ def test_gradients_and_training_go_their_own_way(network):
     with torch.no_grad():
         for _ in range(EAGER_BATCHES + 2):
             network(images)
-    assert PlayedGraph.made == 0
+    assert SimulatedGraph.created == 0
 
 
-def test_dropout_that_is_turned_on_draws_anew(network):
+def test_dropout_that_is_turned_on_draws_again(network):
     network.add_module("dropout", nn.Dropout(0.5).eval())
     images = torch.rand(2, 3, 8, 8)
     with torch.no_grad():
         for _ in range(EAGER_BATCHES + 1):
             network(images)
         mean = mc_dropout(network, samples=1)
-        drawn = mean(images)
-        assert torch.equal(mean(images), drawn), "the seed is that of the draws"
+        first = mean(images)
+        assert torch.equal(mean(images), first), "draws depend on the seed alone"
         network.dropout.train()
         assert not torch.equal(network(images), network(images))
         network.dropout.eval()
         torch.testing.assert_close(network(images), plain(network, images))
-    assert PlayedGraph.made == 1
-    assert (drawn == 0).any()
+    assert SimulatedGraph.created == 1
+    assert (first == 0).any()
 
 
 class OnDevice(nn.Sequential):
-    """A network that says it is on a device which is not here."""
+    """A network that claims to be on a device that this machine does not have."""
 
     def __init__(self, device):
         small, depthwise = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
@@ -293,26 +293,26 @@ class OnDevice(nn.Sequential):
         return ["forward" in vars(layer) for layer in self]
 
 
-def watch_normalisation(monkeypatch):
-    normalised = []
+def record_normalisation(monkeypatch):
+    networks = []
     module = pytest.importorskip("densecal.kernels.normalisation")
-    monkeypatch.setattr(module, "replace_normalisation", normalised.append)
-    return normalised
+    monkeypatch.setattr(module, "replace_normalisation", networks.append)
+    return networks
 
 
 @pytest.mark.parametrize(("device", "graphs", "replayed"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
-def test_a_network_made_ready_for_prediction_is_replayed_on_cuda(device, graphs, replayed, monkeypatch):
+def test_a_network_accelerated_for_prediction_is_replayed_on_cuda(device, graphs, replayed, monkeypatch):
     calls = []
-    monkeypatch.setattr(kernels, "replay", lambda *given: calls.append(given))
+    monkeypatch.setattr(kernels, "replay", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: None)  # no Triton
     network = OnDevice(device)
     accelerate(network, training=False, graphs=graphs)
     assert calls == [(network, False)] * replayed
 
 
-def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch):
+def test_a_network_accelerated_for_prediction_on_cuda_uses_our_kernels(monkeypatch):
     network = OnDevice("cuda")
-    normalised = watch_normalisation(monkeypatch)
+    normalised = record_normalisation(monkeypatch)
     accelerate(network, training=False, graphs=False)
     assert normalised == [network]
     assert network.replaced() == [True, True, True, False]
@@ -322,17 +322,17 @@ def test_a_network_made_ready_for_prediction_on_cuda_has_our_kernels(monkeypatch
     ("kernels", "graphs", "replaced"),
     [(True, True, [True, True, True, False]), (True, False, [False, False, True, False]), (False, True, [False] * 4)],
 )
-def test_a_network_to_be_trained_on_cuda_has_the_kernels_that_gain(monkeypatch, kernels, graphs, replaced):
-    """Launched one by one from a training step, only those of upsampling do."""
+def test_a_network_trained_on_cuda_uses_the_kernels_that_save_time(monkeypatch, kernels, graphs, replaced):
+    """Without graphs, only those of upsampling do."""
     network = OnDevice("cuda")
-    normalised = watch_normalisation(monkeypatch)
+    normalised = record_normalisation(monkeypatch)
     assert accelerate(network, training=True, kernels=kernels, graphs=graphs) is network
     assert network.replaced() == replaced
     assert normalised == [network] * (kernels and graphs)
     assert isinstance(network.forward, _Replayed) == graphs
 
 
-def test_a_network_to_be_trained_on_a_cpu_is_left_alone():
+def test_a_network_trained_on_a_cpu_is_left_alone():
     network = OnDevice("cpu")
     assert accelerate(network, training=True) is network
     assert network.replaced() == [False] * 4
@@ -340,13 +340,13 @@ def test_a_network_to_be_trained_on_a_cpu_is_left_alone():
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_the_settings_of_a_run_say_whether_its_predictions_are_replayed(graphs, tmp_path, monkeypatch):
+def test_the_configuration_of_a_run_decides_whether_its_predictions_are_replayed(graphs, tmp_path, monkeypatch):
     config = small_config("method.name=bce", "optim.epochs=1", f"engine.graphs={graphs}")
     train(config, tmp_path)
-    asked = []
-    monkeypatch.setattr(prediction, "prepare_model", lambda model, device, graphs: asked.append(graphs) or model)
+    settings = []
+    monkeypatch.setattr(prediction, "prepare_model", lambda model, device, graphs: settings.append(graphs) or model)
     prediction.load_predictor(tmp_path)
-    assert asked == [graphs]
+    assert settings == [graphs]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
@@ -362,44 +362,43 @@ def test_a_copy_has_its_own_weights_and_recordings(network, copied):
             torch.testing.assert_close(network(images), plain(network, images))
 
 
-def test_autocast_remembers_no_weights_while_a_graph_is_recorded(network, monkeypatch):
-    remembered = []
-    record = graphs._Recording
+def test_autocast_caches_no_weights_while_a_graph_is_recorded(network, monkeypatch):
+    cache_enabled = []
 
-    class Watched(record):
+    class ObservedRecording(graphs._Recording):
         def __init__(self, eager, images):
-            def watched(images):
-                remembered.append(torch.is_autocast_cache_enabled())
+            def observe(images):
+                cache_enabled.append(torch.is_autocast_cache_enabled())
                 return eager(images)
 
-            super().__init__(watched, images)
+            super().__init__(observe, images)
 
-    monkeypatch.setattr(graphs, "_Recording", Watched)
+    monkeypatch.setattr(graphs, "_Recording", ObservedRecording)
     with torch.no_grad():
         for _ in range(EAGER_BATCHES + 1):
             network(torch.rand(2, 3, 8, 8))
-    assert remembered == [False]
+    assert cache_enabled == [False]
     assert torch.is_autocast_cache_enabled()
 
 
 @pytest.fixture
 def trained(network, monkeypatch):
-    """The network, replaying its training steps, and how many of them were recorded."""
+    """Return the network, replaying its training steps, and a list of the shapes that were recorded."""
     recorded = []
 
-    def graphed(network, images):
+    def simulate(network, images):
         forward = network.forward
         recorded.append(images[0].shape)
         network(images[0]).sum().backward()
         network.forward = lambda images: forward(images)
 
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", simulate)
     del network.forward
     replay(network, training=True)
     return network.train(), recorded
 
 
-def test_training_steps_are_recorded_once_per_shape_and_predictions_apart(trained):
+def test_training_steps_are_recorded_once_per_shape_and_apart_from_predictions(trained):
     network, recorded = trained
     for batch in (2, 2, 1, 2):
         images = torch.rand(batch, 3, 8, 8)

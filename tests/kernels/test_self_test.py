@@ -1,4 +1,4 @@
-"""Kernels of our own are tried out against PyTorch on the CPU before they are used."""
+"""Our kernels are tested against PyTorch on the CPU before they are used."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ X, G = torch.randn(3, generator=torch.Generator().manual_seed(0)), torch.ones(3)
 CPU = torch.device("cpu")
 
 
-def test_what_is_equal_agrees_also_where_a_prediction_comes_first():
+def test_equal_operations_agree_also_in_inference_mode():
     assert agree("our", torch.sin, torch.sin, [X], G, CPU)
     with torch.inference_mode():
         assert agree("our", torch.sin, torch.sin, [X], G, CPU)
 
 
-def test_a_wrong_output_or_gradient_is_said():
+def test_a_wrong_output_or_gradient_is_warned_of():
     with pytest.warns(UserWarning, match="our kernels disagree with PyTorch on cpu"):
         assert not agree("our", torch.cos, torch.sin, [X], G, CPU)
     with pytest.warns(UserWarning, match="our kernels disagree"):

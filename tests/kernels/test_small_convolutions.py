@@ -1,4 +1,4 @@
-"""Our convolutions between few channels compute what PyTorch's do; the kernels run in Triton's interpreter here."""
+"""Our convolutions between few channels compute the same as PyTorch's. Here they run in Triton's interpreter."""
 
 import copy
 from pathlib import Path
@@ -8,38 +8,38 @@ import torch
 from timm.layers import Conv2dSame
 from torch import nn
 
-from densecal.kernels import small_convolutions as narrow
+from densecal.kernels import small_convolutions
 from densecal.kernels.small_convolutions import replace_small_convolutions
 from tests.running import interpreted
 
 
 @pytest.fixture(scope="module")
-def found():
+def output():
     return interpreted(Path(__file__).with_name("small_convolutions_check.py"))
 
 
-def test_layers_agree_with_pytorch_in_float64(found):
-    assert len(found["layers"]) == 7
-    for layer in found["layers"]:
+def test_layers_agree_with_pytorch_in_float64(output):
+    assert len(output["layers"]) == 7
+    for layer in output["layers"]:
         assert max(layer["output"], layer["dx"]) <= 2**-11, layer
         assert max(layer["dweight"], layer.get("dbias", 0)) < 2e-5, layer
 
 
-def test_the_last_convolutions_of_a_u_net_use_them(found):
+def test_the_last_convolutions_of_a_u_net_use_our_kernels(output):
     block = "network.decoder.blocks.4"
-    assert found["convolutions"] == [f"{block}.conv1.0", f"{block}.conv2.0", "network.segmentation_head.0"]
+    assert output["convolutions"] == [f"{block}.conv1.0", f"{block}.conv2.0", "network.segmentation_head.0"]
 
 
-def test_full_precision_is_left_alone(found):
-    assert found["full precision"]
+def test_full_precision_is_left_alone(output):
+    assert output["full precision"]
 
 
-def test_wrong_kernels_are_not_used(found):
-    assert found["warnings"] == ["narrow convolution kernels disagree with PyTorch on cpu: PyTorch's are used"] * 4
+def test_wrong_kernels_are_not_used(output):
+    assert output["warnings"] == ["small convolution kernels disagree with PyTorch on cpu: PyTorch's are used"] * 4
 
 
-def test_a_copy_has_weights_of_its_own(found):
-    assert found["copy"]
+def test_a_copy_has_weights_of_its_own(output):
+    assert output["copy"]
 
 
 @pytest.mark.parametrize(
@@ -67,50 +67,50 @@ def test_other_convolutions_are_left_alone(conv):
 
 def test_on_a_cpu_nothing_changes():
     conv = nn.Conv2d(6, 4, 3, padding=1)
-    fused = copy.deepcopy(conv)
-    replace_small_convolutions(fused)
-    assert "forward" in vars(fused)
+    replaced = copy.deepcopy(conv)
+    replace_small_convolutions(replaced)
+    assert "forward" in vars(replaced)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(fused(x), conv(x))
+        assert torch.equal(replaced(x), conv(x))
 
 
-def test_what_the_kernels_do_not_take_is_for_pytorch(monkeypatch):
-    monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
+def test_pytorch_computes_what_the_kernels_do_not_take(monkeypatch):
+    monkeypatch.setattr(small_convolutions, "_DEVICES", ("cpu",))
     conv = nn.Conv2d(6, 4, 3, padding=1)
-    fused = copy.deepcopy(conv)
-    replace_small_convolutions(fused)
+    replaced = copy.deepcopy(conv)
+    replace_small_convolutions(replaced)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(fused(x[0]), conv(x[0]))
-        assert fused(x[:0]).shape == (0, 4, 7, 8)
+        assert torch.equal(replaced(x[0]), conv(x[0]))
+        assert replaced(x[:0]).shape == (0, 4, 7, 8)
         with pytest.raises(RuntimeError, match="channels"):
-            fused(x[:, :4])
+            replaced(x[:, :4])
 
 
-def test_kernels_that_cannot_be_translated_are_not_used(monkeypatch):
-    monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
+def test_kernels_that_cannot_be_compiled_are_not_used(monkeypatch):
+    monkeypatch.setattr(small_convolutions, "_DEVICES", ("cpu",))
 
     def refuse(*_, **__):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(narrow, "_convolved", refuse)
-    narrow._kernels_agree.cache_clear()
+    monkeypatch.setattr(small_convolutions, "_run_convolution", refuse)
+    small_convolutions._kernels_agree.cache_clear()
     conv = nn.Conv2d(6, 4, 3, padding=1)
     x = torch.randn(2, 6, 7, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = conv(x)
+        expected = conv(x)
         replace_small_convolutions(conv)
-        with pytest.warns(UserWarning, match=r"narrow convolution kernels fail \(no compiler\) on cpu"):
-            assert torch.equal(conv(x), wanted)
-    narrow._kernels_agree.cache_clear()
+        with pytest.warns(UserWarning, match=r"small convolution kernels fail \(no compiler\) on cpu"):
+            assert torch.equal(conv(x), expected)
+    small_convolutions._kernels_agree.cache_clear()
 
 
-def test_prediction_tries_the_output_alone(monkeypatch):
-    monkeypatch.setattr(narrow, "_DEVICES", ("cpu",))
+def test_only_the_output_is_tested_for_prediction(monkeypatch):
+    monkeypatch.setattr(small_convolutions, "_DEVICES", ("cpu",))
     gradients = []
-    monkeypatch.setattr(narrow, "agree", lambda *given: gradients.append(given[4]))
-    narrow._kernels_agree.cache_clear()
+    monkeypatch.setattr(small_convolutions, "agree", lambda *arguments: gradients.append(arguments[4]))
+    small_convolutions._kernels_agree.cache_clear()
     conv = nn.Conv2d(6, 4, 3, padding=1)
     replace_small_convolutions(conv)
     x = torch.randn(2, 6, 7, 8)
@@ -119,4 +119,4 @@ def test_prediction_tries_the_output_alone(monkeypatch):
             conv(x)
         conv(x)
     assert [gradient is None for gradient in gradients] == [True, False]
-    narrow._kernels_agree.cache_clear()
+    small_convolutions._kernels_agree.cache_clear()

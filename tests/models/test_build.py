@@ -1,4 +1,4 @@
-"""build(): every architecture on every kind of encoder, raw images of any size in, logits of that size out."""
+"""build(): every architecture on every kind of encoder maps raw images of any size to logits of that size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def images(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def edge_padded(x: Tensor, height: int, width: int) -> Tensor:
+def pad_edges(x: Tensor, height: int, width: int) -> Tensor:
     below, right = height - x.shape[2], width - x.shape[3]
     return torch.from_numpy(np.pad(x.numpy(), ((0, 0), (0, 0), (0, below), (0, right)), mode="edge"))
 
@@ -103,7 +103,7 @@ def test_odd_sizes_are_padded_by_their_edges_and_cropped_back() -> None:
     model = build("fpn", "resnet18").eval()
     x = images(1, 3, 40, 70)
     with torch.no_grad():
-        torch.testing.assert_close(model(x), model(edge_padded(x, 64, 96))[:, :, :40, :70])
+        torch.testing.assert_close(model(x), model(pad_edges(x, 64, 96))[:, :, :40, :70])
 
 
 @settings(max_examples=40, deadline=None)

@@ -40,13 +40,13 @@ def on_meta(encoder: str) -> EBMGSOD:
 @pytest.fixture
 def network() -> EBMGSOD:
     torch.manual_seed(0)
-    made = EBMGSOD("resnet10t").double().eval()
-    for parameter in made.prior.parameters():
+    network = EBMGSOD("resnet10t").double().eval()
+    for parameter in network.prior.parameters():
         nn.init.normal_(parameter, std=0.3)
-    for name, parameter in made.named_parameters():
+    for name, parameter in network.named_parameters():
         if "decoder" in name or "lateral" in name:
             nn.init.normal_(parameter, std=0.05)
-    return made
+    return network
 
 
 def test_resnet50_has_the_published_parameter_counts() -> None:
@@ -76,20 +76,20 @@ def test_a_training_step_gets_two_maps_of_the_images_size_and_two_energies() -> 
 # Langevin
 
 
-def test_inputs_that_mixed_precision_has_halved_are_sampled_in_single_precision(network: EBMGSOD) -> None:
+def test_latents_are_sampled_in_single_precision_under_mixed_precision(network: EBMGSOD) -> None:
     images, masks = torch.rand(2, 3, 64, 64), (torch.rand(2, 1, 64, 64) > 0.5).float()
     noise = normal(0, 0, torch.arange(2), Stream.EBM_TRAINING, 2 * 6 * 32).view(2, 2, 6, 32).half()
     network.float()
     with torch.no_grad():
         expected = network(images, masks, noise.float())
         with torch.autocast("cpu", torch.float16):
-            found = network(images.half(), masks.half(), noise)
-    assert found[2].dtype == found[3].dtype == torch.float32
-    torch.testing.assert_close(found[3], expected[3])  # the prior's samples do not depend on the network
-    torch.testing.assert_close(found[2], expected[2], atol=0.01, rtol=0.01)
+            outputs = network(images.half(), masks.half(), noise)
+    assert outputs[2].dtype == outputs[3].dtype == torch.float32
+    torch.testing.assert_close(outputs[3], expected[3])  # the prior's samples do not depend on the network
+    torch.testing.assert_close(outputs[2], expected[2], atol=0.01, rtol=0.01)
 
 
-def test_the_energys_gradient_is_autograds() -> None:
+def test_the_gradient_of_the_energy_equals_that_of_autograd() -> None:
     torch.manual_seed(0)
     prior = EnergyPrior().double()
     z = 2 * torch.randn(7, 32, dtype=torch.float64, requires_grad=True)
@@ -139,16 +139,16 @@ def test_a_posterior_sample_follows_the_formula(network: EBMGSOD) -> None:
         at = z.detach().requires_grad_()
         (slope,) = torch.autograd.grad(total(at), at)
         z = z - 0.1**2 / 2 * slope + 0.1 * noise[:, step]
-    made = network.sample_posterior(f, masks, noise)
-    torch.testing.assert_close(made, z, rtol=1e-10, atol=1e-10)
-    assert not made.requires_grad
+    sample = network.sample_posterior(f, masks, noise)
+    torch.testing.assert_close(sample, z, rtol=1e-10, atol=1e-10)
+    assert not sample.requires_grad
     likelihood = network.likelihood_gradient(f, masks, z)
     assert float(likelihood.norm()) > 1e-6
-    assert not torch.allclose(made, langevin(noise, 0.1, network.prior.gradient), atol=1e-9)
+    assert not torch.allclose(sample, langevin(noise, 0.1, network.prior.gradient), atol=1e-9)
 
 
 def test_many_langevin_steps_sample_the_density() -> None:
-    """With the energy of 3/2 |z|^2 the density is a normal of variance 1/4, and that of the steps (s = 0.2) near it."""
+    """For the energy 3/2 |z|^2 the density is a normal of variance 1/4, to which steps of 0.2 come close."""
     noise = torch.randn(4000, 61, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     z = langevin(noise, 0.2, lambda z: 3 * z)
     factor = 1 - 0.02 * 4
@@ -159,7 +159,7 @@ def test_many_langevin_steps_sample_the_density() -> None:
 # The forward pass
 
 
-def test_attention_is_widened_stretched_and_kept_where_it_is_larger() -> None:
+def test_attention_is_widened_and_rescaled_but_never_lowered() -> None:
     torch.manual_seed(0)
     holistic = HolisticAttention().double()
     kernel = holistic.kernel.detach()[0, 0].numpy()
@@ -167,12 +167,12 @@ def test_attention_is_widened_stretched_and_kept_where_it_is_larger() -> None:
     np.testing.assert_allclose(kernel, kernel[::-1, ::-1])
     assert kernel[15, 30] / kernel[15, 15] == pytest.approx(np.exp(-8), rel=1e-5)
     attention, features = torch.rand(2, 1, 8, 12, dtype=torch.float64), torch.randn(2, 5, 8, 12, dtype=torch.float64)
-    made = holistic(attention, features)
+    attended = holistic(attention, features)
     for b in range(2):
         wide = correlate2d(attention[b, 0].numpy(), kernel, mode="same")
         wide = (wide - wide.min()) / (wide.max() - wide.min() + 1e-8)
         expected = np.maximum(wide, attention[b, 0].numpy()) * features[b].numpy()
-        np.testing.assert_allclose(made[b].detach().numpy(), expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(attended[b].detach().numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_channel_attention_adds_weighted_channels() -> None:
@@ -212,14 +212,14 @@ def test_forward_follows_the_published_order(network: EBMGSOD) -> None:
         c5 = layer4(c4)
         g = [lateral(t) for lateral, t in zip(network.refined_laterals, (c3, c4, c5), strict=True)]
         refined = decode(network.refined_decoder, f[0], *g)
-        made = network.maps(c[1], f, z)
+        maps = network.maps(c[1], f, z)
     assert initial.shape == refined.shape == (2, 1, 64, 96)
-    torch.testing.assert_close(made, (initial, refined))
+    torch.testing.assert_close(maps, (initial, refined))
     dilations = [conv.dilation[0] for conv in network.decoder.reduce[0].convs]
     assert dilations == [6, 12, 18, 24]
 
 
-def test_testing_averages_probabilities_over_the_same_latents_always(network: EBMGSOD) -> None:
+def test_predictions_average_probabilities_over_fixed_latents(network: EBMGSOD) -> None:
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
         c = network.encoder(x)
@@ -228,10 +228,10 @@ def test_testing_averages_probabilities_over_the_same_latents_always(network: EB
         assert latents.shape == (5, 32)
         p = torch.stack([network.maps(c[1], f, z.expand(2, -1))[1].sigmoid() for z in latents])
         assert float(p.std(dim=0).max()) > 1e-6, "the latent must matter"
-        made = network(x)
-        torch.testing.assert_close(made.sigmoid(), p.mean(dim=0))
-        assert torch.equal(network(x), made)
-        torch.testing.assert_close(network(x[1:]), made[1:])  # whatever else is in the batch
+        logits = network(x)
+        torch.testing.assert_close(logits.sigmoid(), p.mean(dim=0))
+        assert torch.equal(network(x), logits)
+        torch.testing.assert_close(network(x[1:]), logits[1:])  # whatever else is in the batch
 
 
 def test_a_mean_probability_keeps_its_logit_where_one_minus_p_rounds_to_zero() -> None:
@@ -264,21 +264,21 @@ def test_boundaries_weigh_more() -> None:
     np.testing.assert_allclose(boundary_weight(y)[0, 0].numpy(), 1 + 5 * np.abs(mean - y[0, 0].numpy()), rtol=1e-9)
 
 
-class Fixed(nn.Module):
-    """In place of the model: outputs that the test knows, and a record of what it was given."""
+class FixedOutputs(nn.Module):
+    """A model with given outputs that records its inputs."""
 
     def __init__(self, *outputs: Tensor) -> None:
         super().__init__()
         self.outputs = outputs
-        self.given: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
 
     def forward(self, images: Tensor, masks: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
-        self.given = {"masks": masks, "noise": noise}
+        self.inputs = {"masks": masks, "noise": noise}
         return self.outputs
 
 
 def structure_loss(z: np.ndarray, y: np.ndarray, t: np.ndarray) -> float:
-    """The published loss of one image, with t in place of its smoothed label."""
+    """Return the published loss of one image, with t in place of its smoothed label."""
     w = 1 + 5 * np.abs(uniform_filter(y, 31, mode="constant") - y)
     p = 1 / (1 + np.exp(-z))
     bce = -(t * np.log(p) + (1 - t) * np.log(1 - p))
@@ -296,7 +296,7 @@ def test_the_criterion_is_the_published_structure_loss(padded: bool) -> None:
     method.start_epoch(2)
     index = torch.tensor([7, 3, -1 if padded else 5])
     _, targets = method.prepare(torch.rand(3, 3, 40, 40), y, index)
-    model = Fixed(initial, refined, positive, negative)
+    model = FixedOutputs(initial, refined, positive, negative)
     weight = (index >= 0).float() if padded else None
     criterion = EBMGSOD("resnet10t").criterion()
     losses, logits = criterion.step(model, torch.rand(3, 3, 40, 40), y, targets, method, weight, index)
@@ -309,9 +309,9 @@ def test_the_criterion_is_the_published_structure_loss(padded: bool) -> None:
     assert float(losses["main"]) == pytest.approx(expected, rel=1e-5)
     assert float(losses["prior"]) == pytest.approx(float((positive - negative)[real].mean()), rel=1e-5)
     assert logits is refined
-    assert torch.equal(model.given["masks"], y)
-    drawn = normal(4, 2, index, Stream.EBM_TRAINING, 2 * 6 * 32).view(3, 2, 6, 32)
-    assert torch.equal(model.given["noise"], drawn)
+    assert torch.equal(model.inputs["masks"], y)
+    noise = normal(4, 2, index, Stream.EBM_TRAINING, 2 * 6 * 32).view(3, 2, 6, 32)
+    assert torch.equal(model.inputs["noise"], noise)
 
 
 def test_each_loss_reaches_the_parameters_of_its_own_optimizer_only() -> None:
@@ -325,7 +325,7 @@ def test_each_loss_reaches_the_parameters_of_its_own_optimizer_only() -> None:
     for name, loss in losses.items():
         loss.backward(retain_graph=True)
         reached = {key for key, p in model.network.named_parameters() if p.grad is not None}
-        # what the last bias of E adds cancels, but a gradient of zero is one
+        # the last bias of E cancels out, but its gradient of zero counts as one
         belongs = {key for key, _ in model.network.named_parameters() if key.startswith("prior.") == (name == "prior")}
         assert reached == belongs
         model.zero_grad(set_to_none=True)

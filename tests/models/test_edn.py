@@ -48,7 +48,7 @@ def test_the_maps_have_the_published_sizes() -> None:
     ("encoder", "heads"),
     [("tf_efficientnet_lite2", 5), ("vgg16", 5), ("swin_tiny_patch4_window7_224", 4)],
 )
-def test_it_builds_on_other_encoders_and_for_sizes_that_are_no_multiple(encoder: str, heads: int) -> None:
+def test_it_builds_on_other_encoders_and_takes_sizes_that_are_not_multiples(encoder: str, heads: int) -> None:
     with torch.device("meta"):
         model = build("edn", encoder)
         assert [tuple(head.shape) for head in model(torch.rand(2, 3, 75, 100), heads=True)] == [(2, 1, 75, 100)] * heads
@@ -136,18 +136,18 @@ def test_forward_equals_one_written_out_in_float64() -> None:
             maps[i] = d
         heads = [network.head, *network.side_heads]
         expected = [up(conv2d(maps[i + 1], h.weight, h.bias), x.shape) for i, h in enumerate(heads)]
-        made = network(x, heads=True)
+        outputs = network(x, heads=True)
         test = network(x)
-    assert len(made) == 5
-    for own, by_hand in zip(made, expected, strict=True):
+    assert len(outputs) == 5
+    for own, by_hand in zip(outputs, expected, strict=True):
         assert float(by_hand.std()) > 1e-4
         torch.testing.assert_close(own, by_hand, rtol=1e-9, atol=1e-9)
-    assert torch.equal(test, made[0])
+    assert torch.equal(test, outputs[0])
 
 
 @pytest.mark.parametrize(
     ("options", "message"), [({"classes": 3}, "classes is 3; expected 1"), ({"region_weight": -1.0}, "region_weight")]
 )
-def test_what_it_is_not_made_for_is_refused(options: dict[str, float], message: str) -> None:
+def test_unsupported_options_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build("edn", "resnet10t", **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The layers behind one of an encoder's maps, entered in the middle."""
+"""The layers after one of an encoder's maps, entered in the middle."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_the_tail_of_an_encoder_makes_its_deeper_maps(encoder: str) -> None:
     tail = EncoderTail(pyramid, level=1).eval()
     with torch.no_grad():
         _, c3, *deeper = pyramid(torch.rand(1, 3, 64, 96))
-        made = tail(c3)
-    assert len(made) == 2
-    for own, expected in zip(made, deeper, strict=True):
+        maps = tail(c3)
+    assert len(maps) == 2
+    for own, expected in zip(maps, deeper, strict=True):
         torch.testing.assert_close(own, expected)
 
 
-def test_the_tail_is_a_copy_that_takes_over_weights() -> None:
+def test_the_tail_is_a_copy_to_which_weights_can_be_copied() -> None:
     pyramid = FeaturePyramid("resnet10t").eval()
     tail = EncoderTail(pyramid, level=1).eval()
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_resnet50s_tail_has_the_parameters_of_its_last_two_stages() -> None:
     assert sum(p.numel() for p in tail.parameters()) == 7_098_368 + 14_964_736
 
 
-def test_an_encoder_that_is_no_chain_is_refused() -> None:
+def test_an_encoder_that_is_not_a_chain_is_refused() -> None:
     with torch.device("meta"), pytest.raises(ValueError, match="cannot be entered in the middle"):
         EncoderTail(FeaturePyramid("hrnet_w18_small"), level=1)
 

@@ -51,7 +51,7 @@ def test_the_maps_have_the_published_sizes(size: int, pose: int) -> None:
 
 
 @pytest.mark.parametrize("encoder", ["tf_efficientnet_lite2", "vgg16", "swin_tiny_patch4_window7_224"])
-def test_it_builds_on_other_encoders_and_for_sizes_that_are_not_square(encoder: str) -> None:
+def test_it_builds_on_other_encoders_and_takes_sizes_that_are_not_square(encoder: str) -> None:
     with torch.device("meta"):
         model = build("icon", encoder)
         assert [tuple(head.shape) for head in model(torch.rand(2, 3, 75, 100), heads=True)] == [(2, 1, 75, 100)] * 5
@@ -66,7 +66,7 @@ def test_images_too_small_for_its_capsules_are_refused() -> None:
 
 
 def em_by_loops(votes: Floats, a: Floats, beta_u: Floats, beta_a: Floats) -> Floats:
-    """Hinton et al. 2018, procedure 1, for one place: votes (I, J, 16), a (I,)."""
+    """Hinton et al. 2018, procedure 1, for one position: votes (I, J, 16), a (I,)."""
     I, J, H = votes.shape  # noqa: E741
     R = np.full((I, J), 1 / J)
     mu, sigma2, a_j = np.zeros((J, H)), np.zeros((J, H)), np.zeros(J)
@@ -94,15 +94,15 @@ def test_em_routing_equals_the_published_procedure_in_loops(monkeypatch: pytest.
     rng = np.random.default_rng(0)
     votes, a = rng.normal(size=(2, 9, 4, 16, 3)), rng.uniform(0.1, 1, size=(2, 9, 3))
     beta_u, beta_a = rng.normal(size=4), rng.normal(size=4)
-    made = em_routing(*(torch.from_numpy(x) for x in (votes, a, beta_u, beta_a))).numpy()
+    poses = em_routing(*(torch.from_numpy(x) for x in (votes, a, beta_u, beta_a))).numpy()
     for b in range(2):
-        for place in range(3):
-            expected = em_by_loops(votes[b, ..., place], a[b, :, place], beta_u, beta_a)
-            np.testing.assert_allclose(made[b, ..., place], expected, rtol=1e-9)
+        for i in range(3):
+            expected = em_by_loops(votes[b, ..., i], a[b, :, i], beta_u, beta_a)
+            np.testing.assert_allclose(poses[b, ..., i], expected, rtol=1e-9)
 
 
-def test_routing_listens_to_votes_that_agree() -> None:
-    """A convolution would give the mean of all votes; routing leaves the lone voice out."""
+def test_routing_follows_votes_that_agree() -> None:
+    """A convolution would give the mean of all votes; routing ignores the one that disagrees."""
     torch.manual_seed(0)
     votes = 3 * torch.randn(1, 12, 2, 16, 1)
     agreed = torch.randn(16)
@@ -111,7 +111,7 @@ def test_routing_listens_to_votes_that_agree() -> None:
     pose = em_routing(votes, a, torch.zeros(2), torch.zeros(2))[0, 0, :, 0]
     mean = votes[0, :, 0, :, 0].mean(dim=0)
     assert (pose - agreed).norm() < 0.3 * (mean - agreed).norm()
-    a[0, 0] = 0  # a capsule that is not there has no vote
+    a[0, 0] = 0  # a capsule with activation 0 has no vote
     without = em_routing(votes[:, 1:], a[:, 1:], torch.zeros(2), torch.zeros(2))
     torch.testing.assert_close(em_routing(votes, a, torch.zeros(2), torch.zeros(2)), without, rtol=1e-4, atol=1e-5)
 
@@ -120,16 +120,16 @@ def test_votes_are_the_neighbours_poses_times_matrices() -> None:
     torch.manual_seed(0)
     routing = CapsuleRouting().double()
     activation, pose = torch.rand(2, 8, 5, 7, dtype=torch.float64), torch.randn(2, 128, 5, 7, dtype=torch.float64)
-    made = routing(activation, pose)
-    assert made.shape == (2, 128, 3, 4)
-    # unfold counts (channel, place in the kernel); capsule i of the votes is (place in the kernel, capsule)
+    poses = routing(activation, pose)
+    assert poses.shape == (2, 128, 3, 4)
+    # unfold orders by (channel, position in the kernel), the votes by (position in the kernel, capsule)
     a = unfold(activation, 3, padding=1, stride=2).view(2, 8, 9, 12).transpose(1, 2).reshape(2, 72, 12)
     M = unfold(pose, 3, padding=1, stride=2).view(2, 8, 4, 4, 9, 12).permute(0, 4, 1, 2, 3, 5).reshape(2, 72, 4, 4, 12)
     votes = torch.zeros(2, 72, 8, 4, 4, 12, dtype=torch.float64)
-    for place in range(12):
-        votes[..., place] = M[:, :, None, :, :, place] @ routing.weight
+    for i in range(12):
+        votes[..., i] = M[:, :, None, :, :, i] @ routing.weight
     expected = em_routing(votes.flatten(3, 4), a, routing.beta_u, routing.beta_a)
-    torch.testing.assert_close(made.flatten(2), expected.flatten(1, 2))
+    torch.testing.assert_close(poses.flatten(2), expected.flatten(1, 2))
 
 
 def test_every_parameter_of_the_routing_learns() -> None:
@@ -190,14 +190,14 @@ def test_forward_follows_the_published_order() -> None:
         x4 = network.gate(x4 * o3) + x4
         sides = [head(t) for head, t in zip(network.side_heads, (o1, o2, o3, pose), strict=True)]
         expected = [like(t, x) for t in (network.head(x4), *sides)]
-        made = network(x, heads=True)
+        outputs = network(x, heads=True)
         test = network(x)
-    torch.testing.assert_close(list(made), expected)
-    torch.testing.assert_close(test, made[0])
+    torch.testing.assert_close(list(outputs), expected)
+    torch.testing.assert_close(test, outputs[0])
     assert pose.shape[-2:] == (2, 3)
 
 
-def test_new_layers_start_with_kaimings_normal() -> None:
+def test_new_layers_start_with_kaiming_normal_weights() -> None:
     torch.manual_seed(0)
     network = ICON("resnet10t")
     weight = network.aggregate[3].plain.weight.detach()

@@ -49,7 +49,7 @@ def lateral_by_hand(x: Tensor, lateral: Lateral) -> Tensor:
 
 
 def interpolation(n: int, align_corners: bool) -> Tensor:
-    """The matrix that doubles n samples linearly."""
+    """Return the matrix that doubles n samples linearly."""
     out = np.arange(2 * n)
     source = out * (n - 1) / (2 * n - 1) if align_corners else (out + 0.5) / 2 - 0.5
     source = source.clip(0, n - 1)
@@ -60,7 +60,7 @@ def interpolation(n: int, align_corners: bool) -> Tensor:
     return torch.from_numpy(matrix)
 
 
-def doubled(x: Tensor, align_corners: bool) -> Tensor:
+def double(x: Tensor, align_corners: bool) -> Tensor:
     height, width = (interpolation(n, align_corners) for n in x.shape[-2:])
     return height @ x @ width.T
 
@@ -71,14 +71,14 @@ def test_parameter_counts_are_those_of_the_spec() -> None:
     assert count(network.encoder) == 23_508_032
     assert [count(lateral) for lateral in network.laterals] == [2_360_320, 4_719_616, 9_438_208, 18_875_392]
     assert [count(fusion) for fusion in network.fusions] == [2_360_320] * 3
-    # The deepest fusion has no skip: its RCU1, 1,180,160 idle parameters in the authors' class, is left out.
+    # The deepest fusion has no skip, so its RCU1 (1,180,160 unused parameters in the authors' class) is left out.
     assert count(Fusion(256)) - count(network.deepest) == 1_180_160
     assert count(network.head1, network.head2, network.head3) == 331_969
-    # With what the authors' class holds and never uses, its total comes out.
+    # With the parts that the authors' class never uses, this is its total.
     assert count(network) + 1_180_160 + 7_098_368 + 14_964_736 == 90_737_921
 
 
-def test_channels_narrow_the_decoder_alone() -> None:
+def test_fewer_channels_make_only_the_decoder_smaller() -> None:
     network = paper_unet("resnet50", channels=64)
     assert count(network.encoder) == 23_508_032
     assert count(network.laterals[3]) == 4 * (2048 * 64 * 9 + 64)
@@ -130,7 +130,7 @@ def test_a_residual_unit_without_convolutions_rectifies() -> None:
         nn.init.zeros_(parameter)
     x = torch.randn(1, 2, 4, 4)
     torch.testing.assert_close(unit(x), rectify(x))
-    assert (x < 0).any(), "the input must survive: nothing works in place"
+    assert (x < 0).any(), "the input must not be changed in place"
 
 
 def test_forward_equals_an_independent_float64_implementation() -> None:
@@ -141,11 +141,11 @@ def test_forward_equals_an_independent_float64_implementation() -> None:
     x = torch.randn(1, 3, 64, 96, dtype=torch.float64)
     with torch.no_grad():
         laterals = [lateral_by_hand(f, m) for f, m in zip(network.encoder(x), network.laterals, strict=True)]
-        p = doubled(rcu_by_hand(laterals[3], network.deepest), align_corners=True)
+        p = double(rcu_by_hand(laterals[3], network.deepest), align_corners=True)
         for level, fusion in zip((2, 1, 0), network.fusions, strict=True):
             u = p + rcu_by_hand(laterals[level], fusion.rcu1)
-            p = doubled(rcu_by_hand(u, fusion.rcu2), align_corners=True)
-        p = doubled(conv3(p, network.head1), align_corners=False)
+            p = double(rcu_by_hand(u, fusion.rcu2), align_corners=True)
+        p = double(conv3(p, network.head1), align_corners=False)
         p = rectify(conv3(p, network.head2))
         expected = conv2d(p, network.head3.weight, network.head3.bias)
         logits = network(x)

@@ -1,4 +1,4 @@
-"""Several heads in training: the region losses' formulas, one draw for all heads, padding and void left out."""
+"""Several heads in training: formulas of the region losses, one draw for all heads, no weight for padding and void."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = 5
 
 
 class Heads(nn.Module):
-    """A model whose heads the test knows."""
+    """A model with given logits of its heads."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ def dice(p: np.ndarray, y: np.ndarray) -> float:
 
 
 def iou(p: np.ndarray, y: np.ndarray) -> float:
-    each = []
-    for one, mask in zip(p, y, strict=True):
-        i, u = (one * mask).sum(), (one + mask).sum()
-        each.append(1 - (i + 1) / (u - i + 1))
-    return float(np.mean(each))
+    losses = []
+    for probability, mask in zip(p, y, strict=True):
+        i, u = (probability * mask).sum(), (probability + mask).sum()
+        losses.append(1 - (i + 1) / (u - i + 1))
+    return float(np.mean(losses))
 
 
 @pytest.mark.parametrize(("network", "region"), [(EDN, dice), (ICON, iou)])
@@ -122,8 +122,8 @@ def test_perturbed_labels_reach_every_head_and_no_region_term() -> None:
     assert float(losses["main"]) == pytest.approx(expected, rel=1e-5)
 
 
-class Known(nn.Module):
-    """A model of either kind."""
+class AnyHeads(nn.Module):
+    """A model with the outputs of either kind of network."""
 
     def forward(self, images: Tensor, heads: bool = False, masks: Tensor | None = None, noise: Tensor | None = None):
         z = images.mean(dim=1, keepdim=True)
@@ -139,8 +139,8 @@ def test_every_method_trains_every_network(name: str, criterion) -> None:
     masks = (torch.rand(4, 1, 16, 16, generator=generator) > 0.5).float()
     index, weight = torch.tensor([2, 0, 1, -1]), torch.tensor([1.0, 1.0, 1.0, 0.0])
     method = create(name, num_samples=3)
-    fed, targets = method.prepare(images, masks, index)
-    losses, logits = criterion.step(Known(), fed, masks, targets, method, weight, index)
+    prepared, targets = method.prepare(images, masks, index)
+    losses, logits = criterion.step(AnyHeads(), prepared, masks, targets, method, weight, index)
     torch.stack(list(losses.values())).sum().backward()
     assert images.grad is not None
     assert images.grad.isfinite().all()

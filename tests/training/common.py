@@ -1,4 +1,4 @@
-"""A run small enough for tests: 16-pixel scenes and a network of a few thousand weights."""
+"""A run small enough for tests: scenes of 32 pixels and a small network."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
 
 
 def run_here(arguments: list[str]) -> subprocess.CompletedProcess:
-    """As `run`, in this process, which has paid for the imports already."""
+    """Do the same as `run` in this process, which has already imported everything."""
     return subprocess.CompletedProcess(arguments, *running.run(*arguments[3:]))
 
 
@@ -55,7 +55,7 @@ def log_lines(out: Path) -> list[dict]:
 
 
 def end_state(out: Path) -> dict[str, bytes]:
-    """What must be equal to the bit: weights, alpha, and the figures of the log without its timings."""
+    """Return what must be equal to the bit: weights, alpha, and the figures of the log without timings."""
     files = {
         name: (out / "checkpoints" / "last" / name).read_bytes() for name in ("model.safetensors", "method.safetensors")
     }

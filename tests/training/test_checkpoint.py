@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, and nothing in them runs."""
+"""Checkpoints are complete or refused, and nothing in them is executed."""
 
 import json
 import os
@@ -26,22 +26,22 @@ def save(folder, epoch, model=MODEL, best=None):
 
 def test_round_trip(tmp_path):
     save(tmp_path / "last", 3)
-    found = checkpoint.load(tmp_path / "last")
-    assert torch.equal(found.model["w"], MODEL["w"])
-    assert torch.equal(found.method["values"], METHOD["values"])
-    assert found.optimizer["main"]["param_groups"][0]["lr"] == 0.1
-    assert found.meta["epoch"] == 3
+    loaded = checkpoint.load(tmp_path / "last")
+    assert torch.equal(loaded.model["w"], MODEL["w"])
+    assert torch.equal(loaded.method["values"], METHOD["values"])
+    assert loaded.optimizer["main"]["param_groups"][0]["lr"] == 0.1
+    assert loaded.meta["epoch"] == 3
 
 
 def test_tied_and_transposed_weights_are_kept(tmp_path):
     weight = torch.rand(3, 4)
     save(tmp_path / "last", 1, {"a": weight, "b": weight, "c": weight.T})
-    found = checkpoint.load(tmp_path / "last").model
-    assert torch.equal(found["b"], weight)
-    assert torch.equal(found["c"], weight.T)
+    model = checkpoint.load(tmp_path / "last").model
+    assert torch.equal(model["b"], weight)
+    assert torch.equal(model["c"], weight.T)
 
 
-def test_the_former_one_is_kept_as_previous(tmp_path):
+def test_the_former_checkpoint_is_kept_as_previous(tmp_path):
     for epoch in (1, 2, 3):
         save(tmp_path / "last", epoch)
     assert checkpoint.load(tmp_path / "last").meta["epoch"] == 3
@@ -50,7 +50,7 @@ def test_the_former_one_is_kept_as_previous(tmp_path):
 
 
 def edit(folder, **changes):
-    """Change meta.json; a value of ``None`` takes the key away."""
+    """Change meta.json. A value of ``None`` removes the key."""
     path = folder / checkpoint.META
     meta = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in meta.items() if value is not None}))
@@ -60,8 +60,8 @@ def test_a_run_stopped_in_its_first_epoch_has_done_none_and_has_no_best_score(tm
     checkpoint.save(tmp_path / "last", MODEL, METHOD, OPTIMIZER, {"epoch": 0, "best": float("inf"), "config": {}})
     meta = checkpoint.load(tmp_path / "last").meta
     assert (meta["epoch"], meta["best"]) == (0, float("inf"))
-    found, problems = checkpoint.load_newest(tmp_path)
-    assert found.meta["epoch"] == 0
+    newest, problems = checkpoint.load_newest(tmp_path)
+    assert newest.meta["epoch"] == 0
     assert problems == []
 
 
@@ -75,7 +75,7 @@ def test_whole_numbers_of_epochs_and_any_score_are_read(tmp_path, epoch, best):
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "problem"),
     [
         ({"epoch": -1}, "epoch -1 and best 0.5"),
         ({"epoch": -2}, "epoch -2 and best 0.5"),
@@ -96,19 +96,19 @@ def test_whole_numbers_of_epochs_and_any_score_are_read(tmp_path, epoch, best):
         ({"version": 0}, "format version 0; expected version 1"),
     ],
 )
-def test_what_meta_json_cannot_mean_is_refused_and_the_previous_checkpoint_used(tmp_path, changes, found):
+def test_a_wrong_meta_json_is_refused_and_the_previous_checkpoint_used(tmp_path, changes, problem):
     for epoch in (2, 3):
         save(tmp_path / "last", epoch)
     edit(tmp_path / "last", **changes)
-    with pytest.raises(InputError, match=r"meta\.json: " + re.escape(found)):
+    with pytest.raises(InputError, match=r"meta\.json: " + re.escape(problem)):
         checkpoint.load(tmp_path / "last")
     newest, problems = checkpoint.load_newest(tmp_path)
     assert newest.meta["epoch"] == 2
     assert len(problems) == 1
-    assert found in problems[0]
+    assert problem in problems[0]
 
 
-def test_an_optimizer_that_is_no_dictionary_is_refused(tmp_path):
+def test_an_optimizer_state_that_is_not_a_dictionary_is_refused(tmp_path):
     checkpoint.save(tmp_path / "last", MODEL, METHOD, [1, 2], {"epoch": 1, "best": 0.5, "config": {}})
     with pytest.raises(InputError, match=r"optimizer\.pt: a list; expected the state of the optimizers"):
         checkpoint.load(tmp_path / "last")
@@ -121,28 +121,28 @@ def test_the_hashes_are_those_of_the_files_whatever_else_meta_holds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("there", "expected"),
+    ("folders", "expected"),
     [
         (("last", "previous"), "last"),
         (("last.new", "previous"), "last.new"),
         (("previous",), "previous"),
     ],
 )
-def test_of_checkpoints_after_the_same_epoch_the_one_written_last_is_used(tmp_path, there, expected):
-    """A run that is stopped in an epoch has done as many epochs as before it, and some steps more."""
+def test_of_checkpoints_after_the_same_epoch_the_one_written_last_is_used(tmp_path, folders, expected):
+    """A run stopped inside an epoch has finished as many epochs as before, and some more steps."""
     run = tmp_path / "run"
-    for name in there:
+    for name in folders:
         model = {"w": torch.tensor(float(sum(map(ord, name))))}
-        checkpoint.save(tmp_path / "made", model, {}, {}, {"epoch": 1, "best": 0.5, "config": {}})
+        checkpoint.save(tmp_path / "saved", model, {}, {}, {"epoch": 1, "best": 0.5, "config": {}})
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-        os.rename(tmp_path / "made", run / "checkpoints" / name)
-    found, _ = checkpoint.load_newest(run / "checkpoints")
-    assert float(found.model["w"]) == sum(map(ord, expected))
+        os.rename(tmp_path / "saved", run / "checkpoints" / name)
+    newest, _ = checkpoint.load_newest(run / "checkpoints")
+    assert float(newest.model["w"]) == sum(map(ord, expected))
     assert checkpoint.find(run) == run / "checkpoints" / expected
-    assert checkpoint.find(run / "checkpoints" / there[-1]) == run / "checkpoints" / there[-1]
+    assert checkpoint.find(run / "checkpoints" / folders[-1]) == run / "checkpoints" / folders[-1]
 
 
-def test_a_folder_without_meta_json_is_passed_over(tmp_path):
+def test_a_folder_without_meta_json_is_skipped(tmp_path):
     for epoch in (1, 2):
         save(tmp_path / "checkpoints" / "last", epoch)
     (tmp_path / "checkpoints" / "last" / checkpoint.META).unlink()
@@ -152,24 +152,24 @@ def test_a_folder_without_meta_json_is_passed_over(tmp_path):
 
 
 def test_the_best_checkpoint_is_a_copy_where_files_cannot_be_linked(tmp_path, monkeypatch):
-    def refused(*_):
+    def refuse(*_):
         raise OSError("no links here")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse)
     save(tmp_path / "last", 3, best=tmp_path / "best")
     for name in (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.META):
         assert (tmp_path / "best" / name).read_bytes() == (tmp_path / "last" / name).read_bytes()
     assert checkpoint.load(tmp_path / "best").meta["epoch"] == 3
 
 
-def test_a_best_checkpoint_that_cannot_be_written_leaves_nothing_of_itself(tmp_path, monkeypatch):
+def test_a_best_checkpoint_that_cannot_be_written_leaves_no_files(tmp_path, monkeypatch):
     save(tmp_path / "last", 1, best=tmp_path / "best")
 
-    def refused(*_):
+    def refuse(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(os, "link", refused)
-    monkeypatch.setattr(shutil, "copy2", refused)
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "copy2", refuse)
     with pytest.raises(InputError, match="best: the checkpoint could not be written"):
         save(tmp_path / "last", 2, best=tmp_path / "best")
     assert not (tmp_path / "best.new").exists()
@@ -178,19 +178,19 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_nothing_of_itself(tmp_p
 
 
 class Killed(BaseException):
-    """What nobody catches."""
+    """Nothing catches it."""
 
 
-def killed_at(moment, original, calls):
-    def call(*given, **options):
+def kill_at(moment, original, calls):
+    def call(*arguments, **options):
         if next(calls) == moment:
             raise Killed
-        return original(*given, **options)
+        return original(*arguments, **options)
 
     return call
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path, monkeypatch):
+def test_a_kill_at_any_moment_leaves_complete_checkpoints(tmp_path, monkeypatch):
     moments = 0
     while True:
         folder = tmp_path / str(moments)
@@ -199,18 +199,18 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path, monkeypatch):
         calls = iter(range(1000))
         with monkeypatch.context() as patch:
             for name in ("rename", "link", "unlink", "rmdir"):
-                patch.setattr(os, name, killed_at(moments, getattr(os, name), calls))
+                patch.setattr(os, name, kill_at(moments, getattr(os, name), calls))
             try:
                 save(folder / "last", 4, best=folder / "best")
             except Killed:
                 moments += 1
             else:
                 break
-        found, problems = checkpoint.load_newest(folder)
+        newest, problems = checkpoint.load_newest(folder)
         assert problems == []
-        assert found.meta["epoch"] in (3, 4)
-        # where the epoch is not done again, the best one is in its place
-        if found.meta["epoch"] == 4:
+        assert newest.meta["epoch"] in (3, 4)
+        # unless the epoch is repeated, the best checkpoint is complete too
+        if newest.meta["epoch"] == 4:
             assert checkpoint.load(folder / "best").meta["epoch"] == 4
         elif (folder / "best").exists():
             assert checkpoint.load(folder / "best").meta["epoch"] in (3, 4)
@@ -236,8 +236,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(tmp_path, nam
         path.write_bytes(data)
     with pytest.raises(InputError):
         checkpoint.load(tmp_path / "last")
-    found, problems = checkpoint.load_newest(tmp_path)
-    assert found.meta["epoch"] == 1
+    newest, problems = checkpoint.load_newest(tmp_path)
+    assert newest.meta["epoch"] == 1
     assert len(problems) == 1
     assert name in problems[0]
 
@@ -253,8 +253,8 @@ def test_a_kill_between_the_renames_loses_nothing(tmp_path, stage):
         os.rename(tmp_path / "last", tmp_path / "previous")
     if stage == "new half written":
         (tmp_path / "last.new" / checkpoint.META).unlink()
-    found, problems = checkpoint.load_newest(tmp_path)
-    assert found.meta["epoch"] == (2 if stage == "new half written" else 3)
+    newest, problems = checkpoint.load_newest(tmp_path)
+    assert newest.meta["epoch"] == (2 if stage == "new half written" else 3)
     assert problems == []
 
 
@@ -266,7 +266,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
         checkpoint.find(tmp_path / "nowhere")
 
 
-def test_a_strangers_pickle_runs_nothing(tmp_path):
+def test_an_untrusted_pickle_executes_nothing(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/owned",)
@@ -302,14 +302,14 @@ except InputError as error:
 """
 
 
-def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 7, done.stderr
     assert "could not be written" in done.stdout
-    found, problems = checkpoint.load_newest(tmp_path)
-    assert found.meta["epoch"] == 1
+    newest, problems = checkpoint.load_newest(tmp_path)
+    assert newest.meta["epoch"] == 1
     assert problems == []
     assert sorted(os.listdir(tmp_path)) == ["last"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 100_000

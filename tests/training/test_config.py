@@ -1,4 +1,4 @@
-"""Configuration: recipes, overrides, and errors that name the key and what it may hold."""
+"""Configuration: recipes, overrides, and errors that name the key and the values it may have."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_files_of_the_first_version_still_load(fused, kernels):
 
 
 @pytest.mark.parametrize("key", ["fused", "depthwise", "compile", "channels_last"])
-def test_a_switch_that_is_gone_names_its_successor(key):
+def test_a_removed_switch_names_its_successor(key):
     with pytest.raises(InputError, match=rf"engine.{key}: .*; expected engine.kernels"):
         load_config("demo", [f"engine.{key}=true"])
 
@@ -66,7 +66,7 @@ def test_a_bad_setting_names_the_key_and_what_is_allowed(override, key, expected
     assert "\n" not in str(error.value)
 
 
-def test_what_concerns_several_sections_names_the_file_and_the_key(tmp_path):
+def test_an_error_in_several_sections_names_the_file_and_the_key(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text("data: {scenes: {}}\nmethod: {name: aslp-mc, technique: hx}\n")
     with pytest.raises(InputError) as error:

@@ -1,4 +1,4 @@
-"""The loop: what it leaves behind, that a kill loses nothing, that two processes equal one, that bad input is clear."""
+"""The loop: the run folder, kills that lose nothing, two processes that equal one, clear errors for bad input."""
 
 import csv
 import dataclasses
@@ -25,21 +25,21 @@ from densecal.errors import InputError, Preempted
 from densecal.methods import Method
 from densecal.training import loop
 from densecal.training.loop import train, train_epoch
-from densecal.training.run import assemble, fabric_of, initial_network
+from densecal.training.run import assemble, create_fabric, initial_network
 from densecal.training.samples import Batch, epoch_batches, open_data
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of the command that nobody interrupted."""
+    """Train by the command, without interruption."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     done = run(train_command(out))
     assert done.returncode == 0, done.stderr
     return out
 
 
-def test_a_run_folder_has_the_contract(finished):
+def test_a_run_folder_has_the_files_of_the_contract(finished):
     for checkpoint in ("last", "best"):
         names = set(os.listdir(finished / "checkpoints" / checkpoint))
         assert names == {"model.safetensors", "method.safetensors", "meta.json", "optimizer.pt"}
@@ -70,8 +70,8 @@ def test_a_folder_with_a_run_is_not_overwritten(finished):
     assert "optim.lr" in done.stderr
 
 
-def test_killed_at_any_moment_it_ends_the_same(tmp_path):
-    # many short epochs, so that a machine of any speed is killed in several of them
+def test_a_run_killed_at_any_moment_ends_the_same(tmp_path):
+    # many short epochs, so that kills hit several of them on a machine of any speed
     whole, killed = (train_command(tmp_path / name, "optim.epochs=20") for name in ("whole", "killed"))
     assert run(whole).returncode == 0
     out = tmp_path / "killed"
@@ -84,7 +84,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path):
             lines = _count(out)
             while process.poll() is None and _count(out) == lines:
                 time.sleep(0.002)
-            # shortly after a line of the log it writes a checkpoint, later it is amid the steps of the next epoch
+            # it writes a checkpoint shortly after a line of the log, and later takes the steps of the next epoch
             time.sleep(rng.choice((rng.uniform(0, 0.05), rng.uniform(0.05, 0.2))))
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
@@ -94,7 +94,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path):
 
 
 def _count(out):
-    """Lines of the log: one more means that a checkpoint is about to be written."""
+    """Count the lines of the log. A new one means that a checkpoint is about to be written."""
     try:
         return len((out / "log.jsonl").read_text().splitlines())
     except FileNotFoundError:
@@ -135,9 +135,9 @@ def test_a_warmup_as_long_as_the_run_is_warned_of_once(tmp_path, method, epochs,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(small_config(*method, f"optim.epochs={epochs}", "data.scenes.train=4"), tmp_path / "run")
-    found = [str(warning.message) for warning in caught if "method.warmup" in str(warning.message)]
-    assert len(found) == warned
-    assert all(f"number of epochs {epochs}" in message for message in found)
+    messages = [str(warning.message) for warning in caught if "method.warmup" in str(warning.message)]
+    assert len(messages) == warned
+    assert all(f"number of epochs {epochs}" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["aslp-mc", "als"])
@@ -156,13 +156,13 @@ def test_other_methods_have_no_table(tmp_path):
 
 @pytest.mark.parametrize(("briers", "best"), [([0.3, 0.1, 0.2], 2), ([0.1, 0.2, 0.3], 1), ([0.3, 0.2, 0.1], 3)])
 def test_the_best_checkpoint_is_that_of_the_lowest_brier_score(tmp_path, monkeypatch, briers, best):
-    measured, kept = loop.validate, []
+    validate, kept = loop.validate, []
 
-    def made_up(run, progress):
+    def validate_with_given_score(run, progress):
         kept.append({name: value.clone() for name, value in run.network.state_dict().items()})
-        return dataclasses.replace(measured(run, progress), brier=briers[len(kept) - 1])
+        return dataclasses.replace(validate(run, progress), brier=briers[len(kept) - 1])
 
-    monkeypatch.setattr(loop, "validate", made_up)
+    monkeypatch.setattr(loop, "validate", validate_with_given_score)
     train(small_config(), tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     for name, epoch in (("best", best), ("last", 3)):
@@ -189,13 +189,13 @@ def test_two_stages_freeze_the_accuracy(tmp_path):
 
 @pytest.mark.parametrize(("accumulate", "start"), [(1, 0.0), (2, 0.0), (1, 0.25)])
 def test_averaged_weights_are_those_of_the_last_steps_and_of_the_start(tmp_path, monkeypatch, accumulate, start):
-    after_steps, step = [], loop._step
+    after_steps, update = [], loop._update_weights
 
-    def recorded(run, *place):
-        step(run, *place)
+    def update_and_record(run, *when):
+        update(run, *when)
         after_steps.append({name: value.clone() for name, value in run.network.state_dict().items()})
 
-    monkeypatch.setattr(loop, "_step", recorded)
+    monkeypatch.setattr(loop, "_update_weights", update_and_record)
     settings = ["optim.ema=0.4", f"optim.ema_start={start}", "optim.epochs=2", f"optim.accumulate={accumulate}"]
     train(small_config(*settings), tmp_path / "run")
     began = initial_network(small_config(*settings), torch.device("cpu")).state_dict()
@@ -276,9 +276,9 @@ def test_a_loss_that_is_not_finite_names_the_images_and_keeps_the_checkpoint(tmp
 
 @pytest.fixture(scope="module")
 def assembled():
-    """A run of 18 images in batches of 4, 4, 4, 3 and 3 that nobody has trained."""
+    """An untrained run of 18 images in batches of 4, 4, 4, 3 and 3."""
     config = small_config("method.name=bce")
-    return assemble(config, fabric_of(config), open_data(config.data))
+    return assemble(config, create_fabric(config), open_data(config.data))
 
 
 @pytest.mark.parametrize(
@@ -287,11 +287,11 @@ def assembled():
 def test_the_first_step_whose_loss_is_not_finite_is_named_with_its_images(assembled, monkeypatch, epoch, step, value):
     plain, steps = assembled.criterion, itertools.count(1)
 
-    def spoiled(*arguments):
+    def step_with_bad_loss(*arguments):
         losses, logits = plain.step(*arguments)
         return {"main": losses["main"] + (value if next(steps) >= step else 0)}, logits
 
-    monkeypatch.setattr(assembled, "criterion", SimpleNamespace(step=spoiled))
+    monkeypatch.setattr(assembled, "criterion", SimpleNamespace(step=step_with_bad_loss))
     batch = epoch_batches(18, 4, epoch, 0, 0, 1)[step - 1]
     names = ", ".join(f"train-{i:05}" for i in batch.ids)
     with pytest.raises(InputError, match=f"^loss: {value} at step {step} on {names}; expected a finite loss"):
@@ -299,7 +299,7 @@ def test_the_first_step_whose_loss_is_not_finite_is_named_with_its_images(assemb
 
 
 def test_of_several_losses_that_are_not_finite_the_first_is_named_without_padding():
-    """As on a device that runs ahead, where the losses of many steps are looked at together."""
+    """On a device that runs ahead, the losses of many steps are checked together."""
     batches = [Batch(np.array(ids), len(ids)) for ids in ([4, 1], [2, -1], [0, 3])]
     run = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(names=list("abcde"))))
     loop._check_losses(run, torch.tensor([0.5, 0.1, 3e38]), batches)
@@ -314,8 +314,8 @@ def test_dropout_is_drawn_from_the_seed_the_epoch_and_the_process():
     def begin():
         raise SeededError
 
-    def drawn(seed, epoch, rank, world):
-        """What comes first in an epoch, whatever was drawn before it."""
+    def first_draws(seed, epoch, rank, world):
+        """Return the first draws of an epoch, whatever was drawn before."""
         run = SimpleNamespace(
             config=SimpleNamespace(engine=SimpleNamespace(seed=seed)),
             fabric=SimpleNamespace(global_rank=rank, world_size=world),
@@ -328,10 +328,10 @@ def test_dropout_is_drawn_from_the_seed_the_epoch_and_the_process():
 
     with torch.random.fork_rng(devices=[]):
         for world in (1, 3):
-            places = list(itertools.product(range(4), range(6), range(world), [world]))
-            draws = [drawn(*place) for place in places]
-            assert len(set(draws)) == len(places)
-            assert [drawn(*place) for place in places] == draws
+            cases = list(itertools.product(range(4), range(6), range(world), [world]))
+            draws = [first_draws(*case) for case in cases]
+            assert len(set(draws)) == len(cases)
+            assert [first_draws(*case) for case in cases] == draws
 
 
 # ------------------------------------------------------------------ data from files
@@ -394,7 +394,7 @@ def test_other_images_than_at_the_start_are_refused(tmp_path, folder):
     assert "other images" in done.stderr
 
 
-def test_no_validation_image_is_said(tmp_path, folder):
+def test_a_split_without_validation_images_is_reported(tmp_path, folder):
     done = run_here(
         [argument.replace("data.validation=4", "data.validation=0") for argument in folder_command(tmp_path, folder)]
     )
@@ -411,7 +411,7 @@ def test_no_validation_image_is_said(tmp_path, folder):
     ],
     ids=["no mask", "truncated", "wrong path"],
 )  # fmt: skip
-def test_bad_data_is_one_line(tmp_path, folder, spoil, message):
+def test_bad_data_are_reported_in_one_line(tmp_path, folder, spoil, message):
     spoil(folder)
     done = run_here(folder_command(tmp_path, folder))
     assert done.returncode == 2
@@ -420,13 +420,13 @@ def test_bad_data_is_one_line(tmp_path, folder, spoil, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_cannot_start_leaves_no_folder_but_the_users(tmp_path):
+def test_a_run_that_cannot_start_removes_only_a_folder_of_its_own(tmp_path):
     config = small_config(f"model.weights={tmp_path / 'nowhere.pth'}")
-    (tmp_path / "made").mkdir()
-    for name in ("new", "made"):
+    (tmp_path / "existing").mkdir()
+    for name in ("new", "existing"):
         with pytest.raises(InputError, match="nowhere"):
             train(config, tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert [path.name for path in tmp_path.iterdir()] == ["existing"]
 
 
 def test_a_grey_mask_is_warned_of(tmp_path, folder):
@@ -438,21 +438,21 @@ def test_a_grey_mask_is_warned_of(tmp_path, folder):
     assert "hold grey values" in done.stderr
 
 
-def test_images_without_information_are_nobodys_and_empty(tmp_path, monkeypatch):
+def test_images_without_information_have_no_index_and_empty_masks(tmp_path, monkeypatch):
     seen = []
     prepare = Method.prepare
 
-    def watched(self, images, masks, index):
+    def prepare_and_record(self, images, masks, index):
         seen.append((self.epoch, index.clone(), masks.flatten(1).sum(dim=1)))
         return prepare(self, images, masks, index)
 
-    monkeypatch.setattr(Method, "prepare", watched)
+    monkeypatch.setattr(Method, "prepare", prepare_and_record)
     train(small_config("data.informationless=0.5", "data.augment=none", "method.name=bce"), tmp_path / "run")
     for epoch in range(3):
         stripped = choose_samples(torch.arange(18), epoch, 0, 0.5)
         kept = torch.cat([index for when, index, _ in seen if when == epoch])
         assert sorted(kept.tolist()) == sorted([-1] * int(stripped.sum()) + torch.arange(18)[~stripped].tolist())
-    index, foreground = (torch.cat([entry[place] for entry in seen]) for place in (1, 2))
+    index, foreground = (torch.cat([entry[i] for entry in seen]) for i in (1, 2))
     assert not foreground[index < 0].any()
     assert foreground[index >= 0].any()
 
@@ -464,7 +464,7 @@ def test_images_without_information_need_foreground_masks():
         )
 
 
-def test_a_resumed_epoch_logs_the_speed_of_its_rest_and_the_loss_of_the_whole(tmp_path, monkeypatch):
+def test_a_resumed_epoch_logs_the_speed_of_its_rest_and_the_loss_of_all_steps(tmp_path, monkeypatch):
     config = small_config("optim.epochs=2")  # five batches of 4, 4, 4, 3 and 3 images
     train(config, tmp_path / "whole")
 
@@ -474,20 +474,20 @@ def test_a_resumed_epoch_logs_the_speed_of_its_rest_and_the_loss_of_the_whole(tm
 
     with pytest.raises(Preempted, match="after step 3 of epoch 2"):
         train(config, tmp_path / "stopped", progress=stop)
-    # a clock that is a second later whenever it is asked
+    # a clock that advances by a second with every call
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     train(config, tmp_path / "stopped", resume=True)
     assert log_lines(tmp_path / "stopped")[1]["images_per_second"] == 6
     assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")
 
 
-def test_an_epoch_that_is_stopped_has_the_mean_loss_of_the_steps_done():
+def test_a_stopped_epoch_has_the_mean_loss_of_the_steps_done():
     config = small_config()
-    run = assemble(config, fabric_of(config), open_data(config.data))
+    run = assemble(config, create_fabric(config), open_data(config.data))
     run.stop.set()
     loss = train_epoch(run, 0)
-    assert run.place.step == 1
-    assert loss == float(run.place.losses[0]) > 0
+    assert run.position.step == 1
+    assert loss == float(run.position.losses[0]) > 0
 
 
 def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
@@ -501,7 +501,7 @@ def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
         process.send_signal(signal.SIGTERM)
         message = process.communicate()[1].decode()
     assert process.returncode == 143, message
-    assert "--resume goes on there" in message
+    assert "--resume continues from there" in message
     meta = json.loads((tmp_path / "stopped" / "checkpoints" / "last" / "meta.json").read_text())
     assert 2 <= meta["epoch"] < 8
     done = run([*stopped, "--resume"])

@@ -1,4 +1,4 @@
-"""Runs of methods that draw, mix or keep a state: a run that was stopped ends as one that was not."""
+"""Methods that draw, mix or keep a state: an interrupted run ends like one that was not interrupted."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.training.common import log_lines, small_config
 
 
 @pytest.mark.parametrize("name", ["adafocal", "mixup", "mmce"])
-def test_a_run_that_was_resumed_ends_as_one_that_was_not(name, tmp_path):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(name, tmp_path):
     shared = (f"method.name={name}", "optim.schedule=constant")
     train(small_config(*shared), tmp_path / "whole")
     train(small_config(*shared, "optim.epochs=2"), tmp_path / "parts")

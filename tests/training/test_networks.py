@@ -1,4 +1,4 @@
-"""The published networks and the encoders in the loop: train by recipe, resume to the bit, predict, export."""
+"""The published networks and encoders in the loop: they train by recipe, resume to the same bits, predict, export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from densecal.errors import InputError
 from densecal.methods import Method
 from densecal.prediction.predictor import load_predictor
 from densecal.training import loop
-from densecal.training import run as assembly
+from densecal.training import run as run_module
 from densecal.training.config import Config, load_config
 from densecal.training.loop import train
 from densecal.training.schedule import learning_rate
@@ -25,7 +25,7 @@ ENCODERS = ("resnet50", "vgg16", "swin_tiny_patch4_window7_224")
 
 
 def small(recipe: str, *overrides: str) -> Config:
-    """A recipe on two generated scenes; what it draws, augments and moves stays its own."""
+    """Load a recipe for two generated scenes. Its augmentation, method and optimizers stay its own."""
     settings = [
         "data.images=null", "data.scenes.train=2", "data.scenes.validation=2", "data.size=64", "optim.batch=2",
         "model.encoder=resnet10t", "model.weights=null", "optim.epochs=2", "method.warmup=0", "method.eta=0.02",
@@ -39,14 +39,14 @@ def small(recipe: str, *overrides: str) -> Config:
     return load_config(recipe, [*settings, *own.get(recipe, []), *overrides])
 
 
-def interrupted(config: Config, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def train_interrupted(config: Config, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train until the second epoch begins, as if killed there, and resume."""
-    whole = loop.train_epoch
+    train_epoch = loop.train_epoch
 
     def one_epoch(run: loop.Run, epoch: int, progress: Any = None) -> float:
         if epoch == 1:
             raise KeyboardInterrupt
-        return whole(run, epoch, progress)
+        return train_epoch(run, epoch, progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_epoch", one_epoch)
@@ -92,13 +92,13 @@ def test_a_recipe_trains_resumes_predicts_and_exports(
 ) -> None:
     config = small(name)
     train(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "parts", monkeypatch)
+    train_interrupted(config, tmp_path / "parts", monkeypatch)
     assert end_state(tmp_path / "parts") == end_state(tmp_path / "whole")
     assert_same(optimizer_state(tmp_path / "parts"), optimizer_state(tmp_path / "whole"))
     assert_predicts_and_exports(tmp_path / "whole")
 
 
-def test_the_priors_optimizer_is_saved_and_moves_the_prior_alone(tmp_path: Path) -> None:
+def test_the_optimizer_of_the_prior_is_saved_and_moves_the_prior_alone(tmp_path: Path) -> None:
     config = small("ebmgsod", "optim.epochs=1")
     train(config, tmp_path / "run")
     state = optimizer_state(tmp_path / "run")
@@ -110,7 +110,7 @@ def test_the_priors_optimizer_is_saved_and_moves_the_prior_alone(tmp_path: Path)
     assert any(float(moments["exp_avg"].abs().max()) > 0 for moments in state["prior"]["state"].values())
 
 
-def test_icons_stem_is_left_as_it_was_while_its_statistics_move(tmp_path: Path) -> None:
+def test_the_stem_of_icon_keeps_its_weights_while_its_statistics_move(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     from densecal.models import build
@@ -145,7 +145,7 @@ def test_one_draw_serves_all_heads_and_alpha_learns_from_the_test_head(
         def after_step(self, logits: Tensor, masks: Tensor, index: Tensor) -> None:
             seen["after"].append(logits)
 
-    monkeypatch.setattr(assembly, "create", lambda name, **given: Spy(num_samples=2))
+    monkeypatch.setattr(run_module, "create", lambda name, **options: Spy(num_samples=2))
     train(small(name, "optim.epochs=1"), tmp_path / "run")
     (targets,) = seen["prepare"]
     heads = {"edn": 5, "icon": 5, "ebmgsod": 2}[name]
@@ -157,7 +157,7 @@ def test_one_draw_serves_all_heads_and_alpha_learns_from_the_test_head(
     assert not torch.equal(logits, seen["loss"][1 - test_head][0])
 
 
-def test_mixed_images_have_no_mask_that_a_region_loss_could_use(tmp_path: Path) -> None:
+def test_mixup_is_refused_for_networks_with_region_losses(tmp_path: Path) -> None:
     config = load_config("edn", ["data.images=null", "data.scenes.train=4", "model.weights=null",
                                  "model.encoder=resnet10t", "data.size=64", "method.name=mixup"])  # fmt: skip
     with pytest.raises(InputError, match=r"method\.name: mixup for edn"):
@@ -200,7 +200,7 @@ def test_an_encoder_trains_resumes_predicts_and_exports(
 ) -> None:
     config = encoder_config(arch, encoder)
     train(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "parts", monkeypatch)
+    train_interrupted(config, tmp_path / "parts", monkeypatch)
     assert end_state(tmp_path / "parts") == end_state(tmp_path / "whole")
     assert_predicts_and_exports(tmp_path / "whole")
 

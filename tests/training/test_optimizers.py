@@ -1,4 +1,4 @@
-"""Optimizers by name: which parameters and learning rates each has."""
+"""Optimizers by name: the parameters and learning rates of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(*modules: nn.Module) -> set[int]:
     return {id(p) for module in modules for p in module.parameters()}
 
 
-def test_a_part_that_is_named_separate_has_an_optimizer_of_its_own() -> None:
+def test_a_separate_part_has_its_own_optimizer() -> None:
     network = Network()
     optimizers = create_optimizers(network, OptimConfig(lr=1e-3, lrs={"prior": 1e-5}, weight_decay=0.1))
     assert list(optimizers) == ["main", "prior"]
@@ -54,7 +54,7 @@ def test_a_plain_network_has_one_group() -> None:
 
 
 @pytest.mark.parametrize("part", ["encodr", "enc", "encoder.2"])
-def test_a_part_that_is_not_there_is_named(part: str) -> None:
+def test_an_unknown_part_is_named(part: str) -> None:
     with pytest.raises(InputError, match=rf"optim\.lrs\.{part}: no part of the network; expected one of encoder, head"):
         create_optimizers(Network(), OptimConfig(lrs={part: 0.1}))
 
@@ -70,7 +70,7 @@ def test_kinds_of_optimizers() -> None:
     assert type(create_optimizers(network, OptimConfig(optimizer="adamw"))["main"]) is torch.optim.AdamW
 
 
-def test_parts_with_a_learning_rate_of_zero_stay_as_they_are() -> None:
+def test_parts_with_a_learning_rate_of_zero_do_not_change() -> None:
     for kind in ("sgd", "adam", "adamw"):
         torch.manual_seed(0)
         network = Network()

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first saves between two steps, the second ends at once, and both say how to go on."""
+"""Ctrl-C: the first saves between two steps, the second ends at once, and both say how to continue."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ from tests.training.common import end_state, small_config
 
 @pytest.fixture(autouse=True)
 def listening():
-    """A process that a shell started in the background ignores the keyboard, and so would these tests."""
+    """Handle SIGINT even in a shell's background process, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -27,7 +27,7 @@ def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
 
     config = small_config()
     train(config, tmp_path / "whole")
-    with pytest.raises(Preempted, match="stopped after step 2 of epoch 2; --resume goes on there"):
+    with pytest.raises(Preempted, match="stopped after step 2 of epoch 2; --resume continues from there"):
         train(config, tmp_path / "stopped", progress=press)
     train(config, tmp_path / "stopped", resume=True)
     assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")
@@ -54,19 +54,19 @@ def test_a_stopped_run_knows_which_signal_asked(number):
     assert caught.value.number == number
 
 
-def test_a_stop_that_no_signal_asked_for_is_passed_on():
+def test_a_stop_without_a_signal_is_passed_on():
     with pytest.raises(Preempted), stop_when_asked():
         raise Preempted("stopped")
 
 
-def test_a_process_that_ignores_the_keyboard_goes_on_ignoring_it():
+def test_a_process_that_ignores_ctrl_c_keeps_ignoring_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stop_when_asked() as stop:
         signal.raise_signal(signal.SIGINT)
         assert not stop.is_set()
 
 
-def test_the_command_says_how_to_go_on_after_an_interruption(tmp_path, monkeypatch):
+def test_the_command_says_how_to_continue_after_an_interruption(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -80,17 +80,17 @@ def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
     def stopped(*_):
         with stop_when_asked():
             signal.raise_signal(signal.SIGINT)
-            raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+            raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 
     monkeypatch.setattr("densecal.calibrate.runs.train_and_calibrate", stopped)
     code, _, err = running.run("train", "demo", "--out", tmp_path / "run")
     assert code == 130
-    assert err == "densecal: stopped after step 3 of epoch 1; --resume goes on there\n"
+    assert err == "densecal: stopped after step 3 of epoch 1; --resume continues from there\n"
 
 
-def test_a_stopped_demonstration_starts_anew(tmp_path, monkeypatch):
+def test_a_stopped_demonstration_starts_from_the_beginning(tmp_path, monkeypatch):
     def stopped(*_):
-        raise Preempted("stopped after step 3 of epoch 1; --resume goes on there")
+        raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 
     monkeypatch.setattr("densecal.demo.run_demo", stopped)
     code, _, err = running.run("demo", "--out", tmp_path / "demo")

@@ -1,4 +1,4 @@
-"""Recipes: the paper's numbers, and an epoch of each on ten images laid out as its data set is distributed."""
+"""Recipes have the paper's numbers, and each trains for an epoch on ten images in the layout of its data set."""
 
 import math
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_sod_paper_is_the_paper(vectors):
     assert (config.optim.epochs, config.optim.second_epochs, config.optim.optimizer) == (30, 10, "adam")
     rates = [learning_rate(config.optim, epoch - 1) for epoch in (1, 11, 20, 30)]
     assert rates == pytest.approx(vectors["lr_schedule"]["expected"]["paper_epochs_1_11_20_30"], rel=1e-12)
-    method = made(config)
+    method = create_method(config)
     assert (method.eta, method.lam, method.b, method.grad_norm) == (0.002, 2000, 1.0, "paper")
     assert (method.warmup, method.accuracy_mode) == (30, "frozen")
     assert config.total_epochs == 40
@@ -71,7 +71,7 @@ def test_sod_code_is_the_authors_program(vectors):
     assert config.model == load_config("sod-paper").model
     rates = [learning_rate(config.optim, epoch - 1) for epoch in (1, 11, 20, 21, 30)]
     assert rates == pytest.approx(vectors["lr_schedule"]["expected"]["code_default0.95_1_11_20_21_30"], rel=1e-12)
-    method = made(config)
+    method = create_method(config)
     assert (method.eta, method.lam, method.b, method.grad_norm) == (0.002, 2000, 1.0, "confidence")
     assert (method.warmup, method.accuracy_mode, method.noise_bound) == (5, "running", 0.25)
     assert config.total_epochs == 30
@@ -90,7 +90,7 @@ def test_semantic_is_the_appendix():
     config = load_config("semantic")
     assert (config.model.arch, config.model.encoder) == ("deeplabv3plus", "resnet50")
     assert (config.data.classes, config.data.ignore_index) == (21, 255)
-    assert made(config).technique == "hi"
+    assert create_method(config).technique == "hi"
 
 
 RECOMMENDED = "bce + informationless + ema"
@@ -110,17 +110,17 @@ def test_sod_is_what_was_measured():
 
 @pytest.mark.parametrize("name", ["semantic", "camvid"])
 def test_our_own_recipes_do_not_oscillate(name: str):
-    assert abs(made(load_config(name)).multiplier) < 1
+    assert abs(create_method(load_config(name)).multiplier) < 1
 
 
 @pytest.mark.filterwarnings("ignore:eta")
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_leaves_its_warmup(name: str):
     config = load_config(name)
-    assert getattr(made(config), "warmup", 0) < config.total_epochs
+    assert getattr(create_method(config), "warmup", 0) < config.total_epochs
 
 
-def made(config: Config):
+def create_method(config: Config):
     from densecal.methods import create
 
     return create(config.method.name, num_samples=3, num_classes=config.data.classes, **config.method_options)
@@ -131,7 +131,7 @@ def made(config: Config):
 def test_an_epoch_of_every_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    published.write_set(SETS[name], Path(), NAMES)  # where the recipe's own data.images finds it
+    published.write_set(SETS[name], Path(), NAMES)  # where the recipe's own data.images points to
     config = load_config(name, small(name))
     train(config, tmp_path / "run")
     lines = log_lines(tmp_path / "run")
@@ -142,7 +142,7 @@ def test_an_epoch_of_every_recipe(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 def small(name: str) -> list[str]:
-    """A small encoder without weights, few pixels, an epoch a stage."""
+    """Return overrides for a small encoder without weights, few pixels and one epoch per stage."""
     overrides = [
         "data.size=64", "data.workers=1", "model.encoder=mobilenetv3_small_050", "model.weights=null", "optim.batch=4",
         "optim.epochs=1", "optim.second_epochs=1", "engine.accelerator=cpu",

@@ -1,3 +1,5 @@
+"""A run is put together from its data, network and method."""
+
 import threading
 
 import pytest
@@ -6,14 +8,14 @@ import torch
 from densecal.errors import InputError
 from densecal.kernels.graphs import _Replayed, replay
 from densecal.training import run as run_module
-from densecal.training.run import assemble, fabric_of, open_run
+from densecal.training.run import assemble, create_fabric, open_run
 from densecal.training.samples import open_data
 from tests.training.common import small_config
 
 
-def test_a_run_has_the_same_weights_whether_its_network_was_built_beside_the_data_or_after_them():
+def test_a_network_built_while_data_are_opened_has_the_same_weights():
     config = small_config()
-    runs = [open_run(config, fabric_of(config)), assemble(config, fabric_of(config), open_data(config.data))]
+    runs = [open_run(config, create_fabric(config)), assemble(config, create_fabric(config), open_data(config.data))]
     one, other = (run.network.state_dict() for run in runs)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -24,50 +26,50 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
     built = threading.Event()
     build = run_module.initial_network
 
-    def announced(*given):
-        network = build(*given)
+    def build_and_announce(*arguments):
+        network = build(*arguments)
         built.set()
         return network
 
-    def slow(*given):
-        assert built.wait(60), "data that wait for the network get it"
-        return open_data(*given)
+    def wait_and_open(*arguments):
+        assert built.wait(60), "the network is not built before the data are open"
+        return open_data(*arguments)
 
-    monkeypatch.setattr(run_module, "initial_network", announced)
-    monkeypatch.setattr(run_module, "open_data", slow)
+    monkeypatch.setattr(run_module, "initial_network", build_and_announce)
+    monkeypatch.setattr(run_module, "open_data", wait_and_open)
     config = small_config()
-    open_run(config, fabric_of(config))
+    open_run(config, create_fabric(config))
 
 
-def test_problems_of_the_data_and_of_the_network_are_told_and_those_of_the_data_first(monkeypatch):
+def test_problems_of_the_data_are_reported_before_those_of_the_network(monkeypatch):
     config = small_config("model.arch=nothing")
     with pytest.raises(InputError, match=r"architecture: 'nothing'; expected one of .*unet"):
-        open_run(config, fabric_of(config))
+        open_run(config, create_fabric(config))
 
     def missing(*_):
         raise InputError("data", "nothing", "something")
 
     monkeypatch.setattr(run_module, "open_data", missing)
     with pytest.raises(InputError, match="data: "):
-        open_run(config, fabric_of(config))
+        open_run(config, create_fabric(config))
 
 
 @pytest.mark.parametrize("ema", [0, 0.9])
-def test_the_network_that_is_validated_replays_its_predictions(monkeypatch, ema):
+def test_the_validated_network_replays_its_predictions(monkeypatch, ema):
     monkeypatch.setattr(run_module, "accelerate", lambda network, **_: replay(network, training=True) or network)
     config = small_config(f"optim.ema={ema}")
-    run = assemble(config, fabric_of(config), open_data(config.data))
+    run = assemble(config, create_fabric(config), open_data(config.data))
     assert isinstance(run.kept_network.forward, _Replayed)
     assert run.kept_network.forward._network is run.kept_network
     assert (run.kept_network is run.network) == (ema == 0)
 
 
-def test_a_network_is_rehearsed_as_it_is_trained(monkeypatch):
+def test_a_network_is_rehearsed_before_training(monkeypatch):
     calls = []
     monkeypatch.setattr(run_module, "_is_replayed", lambda *_: True)
     monkeypatch.setattr(run_module, "rehearse", lambda network, images: calls.append((network, images.shape)))
     config = small_config("optim.batch=5")
-    run = open_run(config, fabric_of(config))
+    run = open_run(config, create_fabric(config))
     assert calls == [(run.network, (2, 3, config.data.size, config.data.size))]
 
 
@@ -78,9 +80,9 @@ def test_a_network_is_rehearsed_as_it_is_trained(monkeypatch):
         (["engine.kernels=false"], {"training": True, "kernels": False, "graphs": False}),
     ],
 )
-def test_the_engine_s_switches_reach_the_kernels(monkeypatch, settings, expected):
+def test_the_switches_of_the_engine_reach_the_kernels(monkeypatch, settings, expected):
     calls = []
-    monkeypatch.setattr(run_module, "accelerate", lambda network, **given: calls.append(given) or network)
+    monkeypatch.setattr(run_module, "accelerate", lambda network, **options: calls.append(options) or network)
     config = small_config(*settings)
-    assemble(config, fabric_of(config), open_data(config.data))
+    assemble(config, create_fabric(config), open_data(config.data))
     assert calls == [expected]

@@ -1,4 +1,4 @@
-"""Batches: every sample once, the same for any number of processes, read ahead without losing errors."""
+"""Batches have every sample once and are the same for any number of processes. Reading ahead loses no errors."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_prefetching_can_be_left_early():
     ahead.close()
 
 
-def test_images_and_masks_arrive_as_the_methods_want_them():
+def test_images_and_masks_arrive_in_the_types_that_methods_take():
     rng = np.random.default_rng(0)
     images, masks = rng.integers(0, 256, (3, 8, 6, 3), np.uint8), rng.integers(0, 2, (3, 8, 6), np.uint8) * 255
     samples = ArraySamples(["a", "b", "c"], images, masks)
@@ -104,10 +104,10 @@ def test_other_masks_of_the_same_images_are_packed_beside_them(tmp_path, monkeyp
     other = tmp_path / "other"
     for name in "abc":
         samples.save(255 - samples.mask(0), other / f"{name}.png")
-    found = []
+    batches = []
     for folder in (masks, other, masks):
         config = DataConfig(images=str(images), masks=str(folder), validation=1, size=16, workers=1)
-        found.append(open_data(config).train.batch(np.arange(2))[1])
-    assert torch.equal(found[0], found[2])
-    assert not torch.equal(found[0], found[1])
-    assert not caplog.records  # that a cache is rebuilt
+        batches.append(open_data(config).train.batch(np.arange(2))[1])
+    assert torch.equal(batches[0], batches[2])
+    assert not torch.equal(batches[0], batches[1])
+    assert not caplog.records  # no cache was rebuilt

@@ -1,4 +1,4 @@
-"""Learning rates against the specification's numbers."""
+"""Learning rates equal the numbers of the specification."""
 
 import math
 from itertools import pairwise
@@ -42,10 +42,10 @@ def test_poly_and_triangular_schedules_of_a_stage():
     assert rates == pytest.approx(rates[::-1])
 
 
-def test_late_decay_is_a_tenth_less_an_epoch_from_the_twentieth_on():
+def test_late_decay_loses_a_tenth_per_epoch_from_the_twentieth_on():
     optim = OptimConfig(schedule="late-decay", lr=1.0, epochs=50)
     rate, rates = 1.0, []
-    for epoch in range(1, 51):  # as the program does it: train, then multiply
+    for epoch in range(1, 51):  # like the authors' program: train, then multiply
         rates.append(rate)
         rate *= 0.9 ** (epoch // 20)
     assert [learning_rate(optim, e) for e in range(50)] == pytest.approx(rates, rel=1e-12)
@@ -53,7 +53,7 @@ def test_late_decay_is_a_tenth_less_an_epoch_from_the_twentieth_on():
     assert rates[29] == pytest.approx(0.9**10)
 
 
-def test_a_warm_up_climbs_from_a_hundredth_by_the_step():
+def test_a_warm_up_rises_from_a_hundredth_with_every_step():
     optim = OptimConfig(schedule="constant", lr=1.0, epochs=10, warmup_steps=200)
     rates = [learning_rate(optim, step / 80, epoch_steps=80) for step in range(400)]
     assert rates[0] == pytest.approx(0.01)
@@ -68,7 +68,7 @@ def test_the_last_step_of_a_stage_has_the_smallest_rate():
     assert all(a > b for a, b in pairwise(rates))
 
 
-def test_cosine_is_that_of_the_share_of_the_stage_that_is_over():
+def test_cosine_depends_on_the_share_of_the_stage_that_is_done():
     optim = OptimConfig(schedule="cosine", lr=2.0, epochs=10, second_epochs=5)
     for epoch in (0, 0.25, 2.5, 5, 7.3, 9.99):
         assert learning_rate(optim, epoch) == pytest.approx(2 * math.cos(math.pi * epoch / 20) ** 2, rel=1e-12)
@@ -91,7 +91,7 @@ def test_constant_and_triangular_start_again_at_a_tenth_in_a_second_stage():
         ("late-decay", lambda e: 0.9 ** (e // 20)),
     ],
 )
-def test_schedules_by_the_epoch_go_on_in_a_second_stage(schedule, factor):
+def test_schedules_by_epoch_continue_in_a_second_stage(schedule, factor):
     optim = OptimConfig(schedule=schedule, lr=1.0, epochs=15, second_epochs=30)
     rate = 1.0
     for done in range(45):

@@ -11,6 +11,7 @@ import typer
 from densecal.cli.app import app
 from densecal.cli.common import check_targets, print_line, progress_bar
 from densecal.errors import InputError
+from densecal.io.atomic import STDOUT
 
 calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
 app.add_typer(calibrate_app, name="calibrate")
@@ -43,7 +44,7 @@ def calibrate_fit(
 
     * `densecal calibrate fit vector softmax/ labels/ --classes 11 --ignore-index 11 --out cal.json`
     """
-    if out.suffix.lower() != ".json":
+    if out != STDOUT and out.suffix.lower() != ".json":
         raise InputError("--out", str(out), "a name that ends in .json")
     check_targets(out)
     from densecal import posthoc

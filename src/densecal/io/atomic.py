@@ -67,7 +67,7 @@ def _write_special(path: Path, content: bytes) -> None:
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
         else:
-            with path.open("wb", buffering=0) as stream:
+            with path.open("wb") as stream:
                 stream.write(content)
     except OSError as error:
         raise InputError(path, f"cannot be written ({error.strerror})", "a reader at its other end") from None

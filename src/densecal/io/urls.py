@@ -47,7 +47,8 @@ def entries(folder: Path) -> list[tuple[Path, bool]]:
     """List the entries of a folder, sorted, each with whether it is itself a folder."""
     if not is_remote(folder):
         with os.scandir(folder) as scan:
-            return sorted((folder / entry.name, entry.is_dir()) for entry in scan)
+            # entry.is_dir() would raise on a loop of links
+            return sorted((folder / entry.name, os.path.isdir(entry)) for entry in scan)
     listed = _call("ls", folder, detail=True)
     names = ((entry["name"].rstrip("/").rsplit("/", 1)[-1], entry["type"] == "directory") for entry in listed)
     return sorted((folder / name, is_dir) for name, is_dir in names)

@@ -1,4 +1,4 @@
-"""Faster layers and counting for CUDA, behind two doors: `accelerate` for networks, `counting_kernels` for meters."""
+"""Faster layers and counting on CUDA: `accelerate` for networks, `counting_kernels` for meters."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from densecal.kernels.folding import Model, fold_normalisation
-from densecal.kernels.graphs import replay, undisturbed
+from densecal.kernels.graphs import preserved_state, replay
 
 __all__ = ["accelerate", "counting_kernels", "rehearse"]
 
 
 def accelerate(network: Model, *, training: bool, kernels: bool = True, graphs: bool = True) -> Model:
-    """Make a network as fast as its device allows; its weights, their names and its outputs stay.
+    """Make a network as fast as its device allows. Its weights, their names and its outputs stay the same.
 
-    On CUDA, layers compute by Triton kernels for channels-last maps, each tested against PyTorch before its first use,
-    and passes are replayed as CUDA graphs. On a CPU, a network that only predicts has its batch normalisations folded
-    into its convolutions; on CUDA that would gain nothing, since a convolution adds its bias in a pass of its own.
+    On CUDA, layers use Triton kernels for channels-last maps, each tested against PyTorch before its first use, and
+    passes are replayed as CUDA graphs. On a CPU, a network that only predicts has its batch normalisations folded into
+    its convolutions. On CUDA that would gain nothing, since a convolution adds its bias in a separate pass.
 
     Args:
         network: On its device; in evaluation mode unless it is to be trained.
-        training: Whether it is to be trained, or only predicts.
-        kernels: Use the Triton kernels, where Triton is installed.
-        graphs: Replay passes as CUDA graphs. Gradients must then not be accumulated over several batches.
+        training: Whether the network is to be trained, or only predicts.
+        kernels: Use the Triton kernels if Triton is installed.
+        graphs: Replay passes as CUDA graphs. Then gradients must not be accumulated over several batches.
 
     Returns:
         The network itself, or a copy of it.
@@ -43,22 +43,22 @@ def accelerate(network: Model, *, training: bool, kernels: bool = True, graphs: 
 
 
 def rehearse(network: nn.Module, images: Tensor) -> None:
-    """Take a training step that leaves no trace, so that kernels are compiled before the first one that counts."""
-    # too little memory for a rehearsal is no reason to stop
-    with contextlib.suppress(torch.OutOfMemoryError), undisturbed(network, images.device):
+    """Run a training step and undo its effects, so that kernels are compiled before the first real step."""
+    # training may fit into memory even if a rehearsal does not
+    with contextlib.suppress(torch.OutOfMemoryError), preserved_state(network, images.device):
         network(images).sum().backward()
     network.zero_grad()
 
 
 def counting_kernels(device: torch.device, agree: Callable[[ModuleType, torch.device], bool]) -> ModuleType | None:
-    """Load `counting.py` where it can be trusted.
+    """Load `counting.py` if its kernels can be trusted.
 
     Args:
         device: Where pixels are counted.
-        agree: Says whether the kernels count as PyTorch does.
+        agree: Tells whether the kernels count the same as PyTorch.
 
     Returns:
-        None on other devices than CUDA, without Triton and, after a warning, where the kernels fail or disagree.
+        The module. None on other devices than CUDA, without Triton and, after a warning, if kernels fail or disagree.
     """
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
@@ -75,10 +75,10 @@ def counting_kernels(device: torch.device, agree: Callable[[ModuleType, torch.de
 
 
 def _replace_layers(network: nn.Module, all_kinds: bool) -> None:
-    """Let the layers of a network compute by our kernels.
+    """Let the layers of a network use our kernels.
 
-    Upsampling is always faster. The other kernels are so small that launching them one by one from a training step
-    costs what they gain.
+    Those of upsampling are always faster. The others are so small that launching them one by one in a training step
+    costs as much as they save.
     """
     from densecal.kernels.upsampling import replace_upsampling
 

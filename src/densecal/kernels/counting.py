@@ -1,7 +1,8 @@
-"""The tables of `metrics/fine_bins.py` as CUDA kernels: one pass over the pixels, and no wait for the device.
+"""The tables of `metrics/fine_bins.py` as CUDA kernels: one pass over the pixels, without waiting for the device.
 
 `torch.bincount` synchronises with the device twice per call. Here a block of pixels is summed before it is added to the
-table, so the crowded bins near 0 and 1 do not queue for one address. Every figure is an integer and equal to PyTorch's.
+table, so that the crowded bins near 0 and 1 do not cause threads to wait for one address. Every figure is an integer
+and equal to PyTorch's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ROUNDING = tl.constexpr(2.0**52)
 
 @triton.jit
 def _limbs(value):
-    """A value's part of the two integers of a sum."""
+    """Split a value into its parts of the two integers that hold a sum."""
     scaled = value * 67108864.0  # 2**26
     high = scaled.to(tl.int64)
     low = ((scaled - high) * 134217728.0 + _ROUNDING) - _ROUNDING  # 2**27
@@ -42,7 +43,8 @@ def _add(table, outcome, kept, high, low):
 
 
 @triton.jit
-def _by_width(table, value, outcome, kept, bins):
+def _add_equal_width(table, value, outcome, kept, bins):
+    """Add a block to all bins of an equal-width table."""
     cell = tl.minimum((value * bins).to(tl.int64), bins - 1)
     high, low = _limbs(value)
     for k in range(bins):
@@ -59,9 +61,9 @@ def _small_tables(values, labels, valid, tables, pixels, bins, VOID: tl.constexp
     if VOID:
         kept = kept & (tl.load(valid + image * pixels + p, mask=kept, other=0) != 0)
     tables += image * 12 * bins
-    _by_width(tables, tl.maximum(v, 1.0 - v), (v > 0.5) == (label == 1), kept, bins)
-    _by_width(tables + 4 * bins, 1.0 - v, label == 0, kept, bins)
-    _by_width(tables + 8 * bins, v, label == 1, kept, bins)
+    _add_equal_width(tables, tl.maximum(v, 1.0 - v), (v > 0.5) == (label == 1), kept, bins)
+    _add_equal_width(tables + 4 * bins, 1.0 - v, label == 0, kept, bins)
+    _add_equal_width(tables + 8 * bins, v, label == 1, kept, bins)
 
 
 @triton.jit
@@ -85,24 +87,24 @@ def _histograms(index, counts, pixels, size, WIDE: tl.constexpr, BLOCK: tl.const
     row = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     cell = tl.load(index + row * pixels + p, mask=p < pixels, other=-1)
-    # what is beyond the row or the counts goes to the last bin, which is cut off
+    # values outside the row or the range are counted in the last bin, which is not stored
     cell = tl.where((cell >= 0) & (cell < size), cell, WIDE - 1).to(tl.int32)
-    found = tl.histogram(cell, WIDE)
+    histogram = tl.histogram(cell, WIDE)
     bins = tl.arange(0, WIDE)
-    tl.atomic_add(counts + row * size + bins, found.to(tl.int64), mask=(bins < size) & (found > 0))
+    tl.atomic_add(counts + row * size + bins, histogram.to(tl.int64), mask=(bins < size) & (histogram > 0))
 
 
 def small_tables(values: Tensor, labels: Tensor, valid: Tensor | None, bins: int) -> Tensor:
-    """Equal-width tables of every image.
+    """Count the equal-width tables of every image.
 
     Args:
         values: float64 (B, P) foreground probabilities in [0, 1].
         labels: int64 (B, P), 0 at background and 1 at foreground.
         valid: bool (B, P), False at void pixels.
-        bins: How many.
+        bins: Number of bins.
 
     Returns:
-        int64 (B, 3, bins, 4): of the winning class, of background and of foreground.
+        int64 (B, 3, bins, 4): the tables of the winning class, of background and of foreground.
     """
     batch, pixels = values.shape
     tables = torch.zeros(batch, 3, bins, 4, dtype=torch.int64, device=values.device)
@@ -115,7 +117,7 @@ def small_tables(values: Tensor, labels: Tensor, valid: Tensor | None, bins: int
 
 
 def fine_table(value: Tensor, index: Tensor, outcome: Tensor, size: int) -> Tensor:
-    """Counts and sums of float64 values (P,) at the bins of a fine table."""
+    """Return the counts and sums of float64 values (P,) in the bins of a fine table."""
     table = torch.zeros(size, 4, dtype=torch.int64, device=value.device)
     _launch(
         _fine_table, (1, len(value)), value.contiguous(), index.contiguous(), _bytes(outcome), table, len(value), size
@@ -124,7 +126,7 @@ def fine_table(value: Tensor, index: Tensor, outcome: Tensor, size: int) -> Tens
 
 
 def histograms(index: Tensor, size: int) -> Tensor:
-    """How often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
+    """Count how often each of 0 to size - 1 occurs in every row of an int64 tensor (B, P). Return counts (B, size)."""
     batch, pixels = index.shape
     counts = torch.zeros(batch, size, dtype=torch.int64, device=index.device)
     _launch(_histograms, (batch, pixels), index.contiguous(), counts, pixels, size, WIDE=1 << size.bit_length())
@@ -135,7 +137,7 @@ def _bytes(flags: Tensor) -> Tensor:
     return flags.contiguous().view(torch.uint8)
 
 
-def _launch(kernel: Any, shape: tuple[int, int], *given: Any, **how: Any) -> None:
+def _launch(kernel: Any, shape: tuple[int, int], *arguments: Any, **options: Any) -> None:
     rows, pixels = shape
     if pixels:
-        launch(kernel, (rows, triton.cdiv(pixels, _BLOCK)), *given, BLOCK=_BLOCK, **how)
+        launch(kernel, (rows, triton.cdiv(pixels, _BLOCK)), *arguments, BLOCK=_BLOCK, **options)

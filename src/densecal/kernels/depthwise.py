@@ -1,8 +1,8 @@
-"""Depth-wise convolution on CUDA by kernels of our own, for channels-last maps.
+"""Depth-wise convolution on CUDA by our own kernels, for channels-last maps.
 
-cuDNN translates its kernels for it anew in every process, which delays the first step of a network of the EfficientNet
+cuDNN compiles its kernels for it again in every process, which delays the first step of a network of the EfficientNet
 family by half a minute, and its backward kernels take three times as long as moving the bytes. Here a program computes
-neighbouring pixels from the same loaded ones; sums are float32 and added in a fixed order: a step is deterministic.
+neighbouring pixels from the same inputs. Sums are float32 and added in a fixed order, so steps are deterministic.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from densecal.kernels.launch import launch
-from densecal.kernels.layers import PRECISIONS, computed_in, replace_forward
+from densecal.kernels.layers import PRECISIONS, compute_dtype, replace_forward
 from densecal.kernels.normalisation import PROGRAMS
 from densecal.kernels.self_test import agree
 
 Pair = tuple[int, int]
 _DEVICES = ("cuda",)
 _BLOCK_M = 32
-"""Quads or squares of pixels of a tile; eight values for each of 128 threads, which is one load of bfloat16."""
+"""Groups of four pixels per tile. Each of 128 threads gets eight values, which is one load of bfloat16."""
 _BLOCK_C = 32
-"""Channels of a tile: 64 bytes of bfloat16 for every pixel, and the channels of the family are almost multiples."""
+"""Channels per tile: 64 bytes of bfloat16 per pixel, and EfficientNet's channels are close to multiples of it."""
 _STEPS = 4
-"""Tiles of a program that sums over them: few enough to be in its cache still when it comes to the next row of taps."""
+"""Tiles summed per program: few enough that they are still in its cache when it comes to the next row of taps."""
 _SIZES = ["rows", "H", "W", "OH", "OW", "top", "left", "steps"]
-"""A kernel translated once serves maps of all sizes; only of their channels it pays to know that 16 divide them."""
+"""Not specialised, so that a kernel is compiled once for maps of all sizes. For C, knowing that 16 divides it pays."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _add(totals, i: tl.constexpr, a, b):
 
 @triton.jit
 def _tile(t, across, BLOCK_M: tl.constexpr, WIDE: tl.constexpr):
-    """Rows and columns of tile t, WIDE columns wide, so that its pixels have many neighbours in common."""
+    """Rows and columns of tile t. It is WIDE columns wide, so that its pixels have many neighbours in common."""
     i = tl.arange(0, BLOCK_M)
     tiles = tl.cdiv(across, WIDE)
     return t // tiles * (BLOCK_M // WIDE) + i // WIDE, t % tiles * WIDE + i % WIDE
@@ -53,7 +53,7 @@ def _convolve(
     x, taps, bias, y, rows, H, W, OH, OW, C, top, left,
     K: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Four outputs side by side share the inputs of K rows; ``rows`` are those of all images."""
+    """Convolve. Four outputs side by side share the inputs of K rows. ``rows`` counts the rows of all images."""
     columns = tl.cdiv(C, BLOCK_C)
     c = tl.program_id(0) % columns * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     row, quad = _tile(tl.program_id(0) // columns, tl.cdiv(OW, 4), BLOCK_M, 2)
@@ -69,8 +69,8 @@ def _convolve(
     for ky in range(K):
         in_row = inside & ((iy + ky >= 0) & (iy + ky < H))[:, None]
         for j in tl.static_range(K + 3 * S):
-            seen = in_row & ((ix + j >= 0) & (ix + j < W))[:, None]
-            v = tl.load(source + (ky * W + j) * C, mask=seen, other=0.0).to(tl.float32)
+            valid = in_row & ((ix + j >= 0) & (ix + j < W))[:, None]
+            v = tl.load(source + (ky * W + j) * C, mask=valid, other=0.0).to(tl.float32)
             for r in tl.static_range(4):
                 if j >= r * S and j < r * S + K:
                     w = tl.load(taps + (ky * K + j - r * S) * C + c, mask=c < C, other=0.0).to(tl.float32)
@@ -81,14 +81,15 @@ def _convolve(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _return_halved(
+def _input_gradient_stride_2(
     dy, taps, dx, rows, H, W, OH, OW, C, top, left,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the input at stride 2.
 
-    Inputs 2 * o - pad and 2 * o + 1 - pad of a dimension touch outputs o, o - 1, ..., by the even taps and by the odd
-    ones: squares of four inputs share what they gather. ``rows`` are those of the squares of all images.
+    In each dimension, input 2 * o - pad contributes to outputs o, o - 1, ... through the even taps, and input
+    2 * o + 1 - pad through the odd ones. Squares of four inputs share what they load. ``rows`` counts the rows of
+    squares of all images.
     """
     columns = tl.cdiv(C, BLOCK_C)
     c = tl.program_id(0) % columns * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
@@ -102,8 +103,8 @@ def _return_halved(
     for a in tl.static_range((K + 1) // 2):
         in_row = inside & ((oy >= a) & (oy - a < OH))[:, None]
         for b in tl.static_range((K + 1) // 2):
-            seen = in_row & ((ox >= b) & (ox - b < OW))[:, None]
-            g = tl.load(source - (a * OW + b) * C, mask=seen, other=0.0).to(tl.float32)
+            valid = in_row & ((ox >= b) & (ox - b < OW))[:, None]
+            g = tl.load(source - (a * OW + b) * C, mask=valid, other=0.0).to(tl.float32)
             for r in tl.static_range(4):
                 if 2 * a + r // 2 < K and 2 * b + r % 2 < K:
                     tap = (2 * a + r // 2) * K + 2 * b + r % 2
@@ -111,8 +112,8 @@ def _return_halved(
                     totals = _add(totals, r, g, w)
     for r in tl.static_range(4):
         iy, ix = 2 * oy + r // 2 - top, 2 * ox + r % 2 - left
-        there = inside & ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None]
-        tl.store(dx + ((n * H + iy) * W + ix)[:, None] * C + c, totals[r].to(dx.dtype.element_ty), mask=there)
+        valid = inside & ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None]
+        tl.store(dx + ((n * H + iy) * W + ix)[:, None] * C + c, totals[r].to(dx.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -120,7 +121,7 @@ def _sum_products(
     x, dy, partial, rows, H, W, OH, OW, C, top, left, steps,
     K: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sums over ``steps`` tiles of outputs of gradient times input, for one row of taps after the other."""
+    """Sum gradient times input over ``steps`` tiles of outputs, for one row of taps after the other."""
     columns = tl.cdiv(C, BLOCK_C)
     c = tl.program_id(0) % columns * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     part = tl.program_id(0) // columns
@@ -134,51 +135,51 @@ def _sum_products(
             source = x + ((n * H + iy) * W + ix)[:, None] * C + c
             inside = ((row < rows) & (iy >= 0) & (iy < H))[:, None] & (c < C)
             for j in tl.static_range(K + 3 * S):
-                seen = inside & ((ix + j >= 0) & (ix + j < W))[:, None]
-                v = tl.load(source + j * C, mask=seen, other=0.0).to(tl.float32)
+                valid = inside & ((ix + j >= 0) & (ix + j < W))[:, None]
+                v = tl.load(source + j * C, mask=valid, other=0.0).to(tl.float32)
                 for r in tl.static_range(4):
                     if j >= r * S and j < r * S + K:
                         g = tl.load(out + r * C, mask=inside & (ox + r < OW)[:, None], other=0.0).to(tl.float32)
                         totals = _add(totals, j - r * S, g, v)
         for kx in tl.static_range(K):
-            place = partial + ((part * K + ky) * K + kx) * C + c
-            tl.store(place, tl.sum(totals[kx], 0)[None, :], mask=c < C)
+            target = partial + ((part * K + ky) * K + kx) * C + c
+            tl.store(target, tl.sum(totals[kx], 0)[None, :], mask=c < C)
 
 
 class DepthwiseConvolution(torch.autograd.Function):
-    """Every channel of a map (B, C, H, W) convolved with a square of taps of its own, as `conv2d` does it."""
+    """Convolution of every channel of a map (B, C, H, W) with its own square of taps, as in `conv2d`."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, before: Pair, size: Pair
     ) -> Tensor:
-        """Take the rows and columns of zeros before the map, and the height and width of the output."""
+        """Convolve, given the rows and columns of zeros before the map and the height and width of the output."""
         x = x.contiguous(memory_format=torch.channels_last)
         channels, _, side, _ = weight.shape
         taps = torch.empty(side * side, channels, dtype=x.dtype, device=x.device)
         taps.copy_(weight.flatten(1).t())
         ctx.save_for_backward(x, taps, weight, bias)
         ctx.side, ctx.stride, ctx.before = side, stride, before
-        return _convolved(x, taps, bias, side, stride, before, size)
+        return _run_convolution(x, taps, bias, side, stride, before, size)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
-        """Gather the gradients that are asked for."""
+        """Compute the gradients that are needed."""
         x, taps, weight, bias = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = _returned(dy, taps, ctx.side, ctx.stride, ctx.before, (x.shape[2], x.shape[3]))
+            dx = _input_gradient(dy, taps, ctx.side, ctx.stride, ctx.before, (x.shape[2], x.shape[3]))
         if ctx.needs_input_grad[1]:
-            sums = _summed(x, dy, ctx.side, ctx.stride, ctx.before)
-            dweight = torch.empty_like(weight).copy_(sums.t().view(weight.shape))
+            dtaps = _taps_gradient(x, dy, ctx.side, ctx.stride, ctx.before)
+            dweight = torch.empty_like(weight).copy_(dtaps.t().view(weight.shape))
         if ctx.needs_input_grad[2]:
             dbias = dy.sum((0, 2, 3), dtype=torch.float32).to(bias.dtype)
         return dx, dweight, dbias, None, None, None
 
 
-def _convolved(
+def _run_convolution(
     x: Tensor, taps: Tensor, bias: Tensor | None, side: int, stride: int, before: Pair, size: Pair
 ) -> Tensor:
     y, rows = _empty(x, size), len(x) * size[0]
@@ -190,22 +191,22 @@ def _convolved(
     return y
 
 
-def _returned(dy: Tensor, taps: Tensor, side: int, stride: int, before: Pair, size: Pair) -> Tensor:
-    """Gradient of an input of this size."""
+def _input_gradient(dy: Tensor, taps: Tensor, side: int, stride: int, before: Pair, size: Pair) -> Tensor:
+    """Return the gradient of an input of this size."""
     if stride == 1:
-        return _convolved(dy, taps.flip(0), None, side, 1, (side - 1 - before[0], side - 1 - before[1]), size)
+        return _run_convolution(dy, taps.flip(0), None, side, 1, (side - 1 - before[0], side - 1 - before[1]), size)
     down, across = ((i - 1 + pad) // 2 - pad // 2 + 1 for i, pad in zip(size, before, strict=True))
     dx, rows = _empty(dy, size), len(dy) * down
     grid = (_tiles(rows, across, 4) * triton.cdiv(dy.shape[1], _BLOCK_C),)
     launch(
-        _return_halved, grid, dy, taps, dx, rows, *size, *dy.shape[2:], dy.shape[1], *before,
+        _input_gradient_stride_2, grid, dy, taps, dx, rows, *size, *dy.shape[2:], dy.shape[1], *before,
         K=side, BLOCK_M=_BLOCK_M, BLOCK_C=_BLOCK_C,
     )  # fmt: skip
     return dx
 
 
-def _summed(x: Tensor, dy: Tensor, side: int, stride: int, before: Pair) -> Tensor:
-    """Gradient of the taps (side * side, C)."""
+def _taps_gradient(x: Tensor, dy: Tensor, side: int, stride: int, before: Pair) -> Tensor:
+    """Return the gradient of the taps (side * side, C)."""
     batch, channels, height, width = dy.shape
     tiles, columns = _tiles(batch * height, triton.cdiv(width, 4), 2), triton.cdiv(channels, _BLOCK_C)
     steps = max(1, min(_STEPS, tiles * columns // PROGRAMS))
@@ -236,9 +237,9 @@ def replace_depthwise(network: nn.Module) -> None:
 def _fits(conv: nn.Module) -> bool:
     if not isinstance(conv, nn.Conv2d) or not (type(conv) is nn.Conv2d or _pads_to_same(conv)):
         return False
-    alone = 1 < conv.groups == conv.in_channels == conv.out_channels
-    shaped = conv.kernel_size in ((3, 3), (5, 5)) and conv.stride in ((1, 1), (2, 2)) and conv.dilation == (1, 1)
-    return alone and shaped and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+    is_depthwise = 1 < conv.groups == conv.in_channels == conv.out_channels
+    has_kernel = conv.kernel_size in ((3, 3), (5, 5)) and conv.stride in ((1, 1), (2, 2)) and conv.dilation == (1, 1)
+    return is_depthwise and has_kernel and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def _pads_to_same(conv: nn.Conv2d) -> bool:
@@ -246,10 +247,10 @@ def _pads_to_same(conv: nn.Conv2d) -> bool:
 
 
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    # what is wrong with an input is for conv2d to say
+    # conv2d reports what is wrong with an input
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and len(x):
         before, size = _geometry(conv, x.shape[2], x.shape[3])
-        side, stride, dtype = conv.kernel_size[0], conv.stride[0], computed_in(conv, x)
+        side, stride, dtype = conv.kernel_size[0], conv.stride[0], compute_dtype(conv, x)
         training = torch.is_grad_enabled()
         if min(size) > 0 and dtype in PRECISIONS and _kernels_agree(x.device, dtype, side, stride, training):
             y: Tensor = DepthwiseConvolution.apply(x.to(dtype), conv.weight, conv.bias, stride, before, size)
@@ -258,7 +259,7 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
-    """Zeros before a map of these sizes, and the sizes of the output."""
+    """Return the numbers of zeros before a map of these sizes, and the sizes of the output."""
     side, stride = conv.kernel_size[0], conv.stride[0]
     if _pads_to_same(conv):
         totals = [max((triton.cdiv(i, stride) - 1) * stride + side - i, 0) for i in sizes]
@@ -270,15 +271,15 @@ def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
 
 @functools.cache
 def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: int, training: bool) -> bool:
-    """Tried on the kernels that training, or prediction, uses, so that nothing is translated twice or in vain."""
+    """Test the kernels that training, or prediction, uses, so that none is compiled twice or for nothing."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
-    given = [torch.randn(shape, generator=random).to(dtype) for shape in ((2, 48, 7, 6), (48, 1, side, side))]
+    inputs = [torch.randn(shape, generator=random).to(dtype) for shape in ((2, 48, 7, 6), (48, 1, side, side))]
     size = (6 // stride + 1, 5 // stride + 1)
     return agree(
         "depth-wise",
         lambda x, weight: DepthwiseConvolution.apply(x, weight, None, stride, (side // 2, side // 2), size),
         lambda x, weight: conv2d(x, weight, None, stride, side // 2, groups=48),
-        given,
+        inputs,
         torch.randn(2, 48, *size, generator=random).to(dtype) if training else None,
         device,
     )

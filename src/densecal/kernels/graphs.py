@@ -1,4 +1,4 @@
-"""CUDA graphs: the network's forward and backward pass recorded once per batch shape, and replayed."""
+"""CUDA graphs: the forward and backward pass of a network, recorded once per batch shape and replayed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 Forward = Callable[[Tensor], Tensor]
 
 EAGER_BATCHES = 2
-"""Predictions of a shape before it is recorded: they choose and compile its kernels, which no graph can."""
+"""Predictions before a shape is recorded. They choose and compile kernels, which cannot be done in a graph."""
 MAX_RECORDINGS = 4
-"""A data set needs two, one for its full batches and one for the last. Tiles of small images would need dozens."""
+"""A data set needs two: one for full batches and one for the last. Tiles of small images would need dozens."""
 
 _DEVICES = ("cuda",)
 _ONE_AT_A_TIME = threading.Lock()
@@ -28,28 +28,28 @@ def replay(network: nn.Module, training: bool) -> None:
     """Let a network on a CUDA device replay its passes.
 
     A small network spends most of a step waiting for Python to launch its kernels. A graph launches them all at once.
-    Weights may change later, in place; layers and hooks may not. The gradients of a replayed step live in fixed memory
+    Weights may change later, in place. Layers and hooks may not. The gradients of a replayed step live in fixed memory
     that the next replay overwrites, so they must not be accumulated over several batches.
 
-    A recording keeps the memory of a pass. There are a few of predictions at most, and none where less than half of the
+    A recording keeps the memory of a pass. Only a few predictions are recorded, and none when less than half of the
     device's memory is free, not counting what PyTorch holds in reserve.
 
     Args:
-        network: Any that maps images to logits.
+        network: Maps images to logits.
         training: Replay training steps too, not only predictions.
     """
     network.forward = _Replayed(network, training)
 
 
 class _Replayed:
-    """The forward pass of a network, with its recordings; a copy of the network makes its own."""
+    """The forward pass of a network, with its recordings. A copy of the network makes its own."""
 
     def __init__(self, network: nn.Module, training: bool) -> None:
         self.eager: Forward = network.forward
         self._network, self._training = network, training
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._uses: Counter[Any] = Counter()
         self._predictions: dict[Any, Forward] = {}
         self._steps: dict[torch.Size, Forward] = {}
@@ -60,7 +60,7 @@ class _Replayed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._clear()
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.device.type not in _DEVICES:
@@ -75,7 +75,7 @@ class _Replayed:
         return self._steps[images.shape](images)
 
     def _predict(self, images: Tensor) -> Tensor:
-        # MC dropout sets some of the layers to training, and draws anew for every batch
+        # MC dropout sets some layers to training mode and draws again for every batch
         if any(module.training for module in self._network.modules()):
             return self.eager(images)
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
@@ -93,7 +93,7 @@ class _Replayed:
             return self._predictions[key](images)
 
     def _record(self, images: Tensor) -> Forward:
-        self._network.eval()  # some layers of timm keep products of their weights until they are set to evaluation
+        self._network.eval()  # makes layers of timm drop the products of their weights that they cache
         try:
             with _ONE_AT_A_TIME:
                 return _Recording(self.eager, images)
@@ -111,7 +111,7 @@ class _Recording:
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), torch.cuda.device(images.device):
             self._images = torch.empty_like(images)
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            # other threads may go on copying batches meanwhile
+            # other threads may copy batches meanwhile
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self._logits = eager(self._images)
 
@@ -122,22 +122,22 @@ class _Recording:
 
 
 def _record_step(network: nn.Module, images: Tensor) -> Forward:
-    """Record the forward and backward pass of a network on images of one shape, without a trace of the warm-up."""
-    with undisturbed(network, images.device), _uncached_autocast():
+    """Record the forward and backward pass of a network on images of one shape, and undo the effects of the warm-up."""
+    with preserved_state(network, images.device), _uncached_autocast():
         torch.cuda.make_graphed_callables(network, (images.detach().clone(),))
         graphed: Forward = network.forward
     return graphed
 
 
 def _uncached_autocast() -> torch.autocast:
-    """Autocast as it is, without its cache: a graph must not read weights that were cast outside of it."""
+    """Return the current autocast without its cache: a graph must not read weights that were cast outside of it."""
     precision, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
     return torch.autocast("cuda", precision, enabled=enabled, cache_enabled=False)
 
 
 @contextlib.contextmanager
-def undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Compute without replays, and restore the network's statistics and the state of random numbers afterwards."""
+def preserved_state(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Compute without replays. Afterwards restore the buffers of the network and the random number generators."""
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
     forward = network.forward
     if isinstance(forward, _Replayed):

@@ -1,4 +1,4 @@
-"""Starting Triton's kernels."""
+"""Launching Triton kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **how: Any) -> None:
-    """Start a kernel on the device of the first tensor given; Triton takes the current one, whatever tensors say."""
-    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
-        # Triton's default, of which it warns that it will change
-        kernel[grid](*given, enable_fp_fusion=True, **how)
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel on the device of its first tensor. Triton itself would use the current device."""
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        # Triton warns that this default will change
+        kernel[grid](*arguments, enable_fp_fusion=True, **options)

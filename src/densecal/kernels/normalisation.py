@@ -1,10 +1,10 @@
-"""Batch normalisation with its activation in as few passes over memory as there can be, for CUDA and channels-last.
+"""Batch normalisation and activation in as few passes over memory as possible, on CUDA for channels-last maps.
 
-A small network's step is bound by memory, and PyTorch's own kernels spend a third of it in batch normalisation. Here
-the forward pass reads its input twice and writes once, activation included, and where it does not train it reads once;
-the backward pass reads input and gradient twice and writes once. The sum that ends a block of ResNet is in its last
-normalisation. Statistics are sums of differences from a channel's first value, which hardly cancel, added in a fixed
-order: a step is deterministic.
+A step of a small network is bound by memory, and PyTorch's own kernels spend a third of it in batch normalisation. Here
+the forward pass, activation included, reads its input twice in training and once in evaluation, and writes once. The
+backward pass reads input and gradient twice and writes once. The sum that ends a block of ResNet is part of its last
+normalisation. Statistics are sums of differences from a channel's first value, which hardly cancel. They are added in a
+fixed order, so steps are deterministic.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ACTIVATIONS = {nn.Identity: NONE, nn.ReLU: RELU, nn.ReLU6: RELU6}
 _DEVICES = ("cuda",)
 _TILE = 2048
 _WIDTH = 64
-"""Columns of a tile: 128 bytes of bfloat16."""
+"""Columns per tile: 128 bytes of bfloat16."""
 _WARPS = 4
 _SIZES = ["M", "C", "rows", "parts", "count"]
-"""A kernel translated once serves maps of all sizes; only of their columns it pays to know that 16 divide them."""
+"""Not specialised, so that a kernel is compiled once for maps of all sizes. For W, knowing that 16 divides it pays."""
 PROGRAMS = 1056
-"""Enough for every processor of a large GPU to have eight."""
+"""Enough that every processor of a large GPU has eight."""
 
 
 @triton.jit
 def _gate(pre, gradient, ACTIVATION: tl.constexpr):
-    """The gradient that passes the activation."""
+    """Return the gradient of the activation's input."""
     if ACTIVATION == 1:
         return tl.where(pre > 0, gradient, 0.0)
     if ACTIVATION == 2:
@@ -49,31 +49,31 @@ def _gate(pre, gradient, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _tile(start, w, M, W, rows, BLOCK_M: tl.constexpr):
-    """Where the columns w of some rows of a program lie in a map (M, W), and which of them are in it."""
+    """Offsets of the columns w of some rows of a program in a map (M, W), and a mask of those inside the map."""
     m = (tl.program_id(1) * rows + start + tl.arange(0, BLOCK_M)).to(tl.int64)
     return m[:, None] * W + w[None, :], (m < M)[:, None] & (w < W)[None, :]
 
 
 @triton.jit
-def _saved(saved, w, W, C):
-    """Mean, 1 / deviation, scale and offset of columns."""
-    place, inside = saved + w % C, w < W
-    mean = tl.load(place, mask=inside, other=0.0)
-    rstd = tl.load(place + C, mask=inside, other=0.0)
-    scale = tl.load(place + 2 * C, mask=inside, other=0.0)
-    return mean, rstd, scale, tl.load(place + 3 * C, mask=inside, other=0.0)
+def _load_statistics(saved, w, W, C):
+    """Load mean, 1 / deviation, scale and offset of columns."""
+    source, inside = saved + w % C, w < W
+    mean = tl.load(source, mask=inside, other=0.0)
+    rstd = tl.load(source + C, mask=inside, other=0.0)
+    scale = tl.load(source + 2 * C, mask=inside, other=0.0)
+    return mean, rstd, scale, tl.load(source + 3 * C, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _sums_forward(x, partial, M, W, C, rows, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Sums of the differences d of x (M, W) from its first pixel, and of their squares, over some rows."""
+    """Sum the differences d of x (M, W) from its first pixel, and their squares, over some rows."""
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     s = tl.load(x + w % C, mask=w < W, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     square = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     for start in range(0, rows, BLOCK_M):
-        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        at, inside = _tile(start, w, M, W, rows, BLOCK_M)
+        v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         d = tl.where(inside, v - s[None, :], 0.0)
         total += d
         square += d * d
@@ -82,7 +82,7 @@ def _sums_forward(x, partial, M, W, C, rows, BLOCK_M: tl.constexpr, BLOCK_W: tl.
 
 @triton.jit
 def _store_sums(partial, w, W, first, second):
-    """Into ``partial`` (2, programs, W)."""
+    """Store two sums per column into ``partial`` (2, programs, W)."""
     out = partial + tl.program_id(1) * W + w
     tl.store(out, first, mask=w < W)
     tl.store(out + tl.num_programs(1) * W, second, mask=w < W)
@@ -93,9 +93,9 @@ def _finish_forward(
     x, partial, parts, weight, bias, running_mean, running_var, tracked, saved, count, C, eps, momentum,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Mean, 1 / deviation, scale and offset into ``saved`` (4, C); running statistics in place.
+    """Store mean, 1 / deviation, scale and offset into ``saved`` (4, C), and update the running statistics.
 
-    Of sums ``partial`` (2, parts, C) over ``count`` values a channel.
+    They follow from the sums ``partial`` (2, parts, C) over ``count`` values per channel.
     """
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c = c < C
@@ -104,9 +104,9 @@ def _finish_forward(
     for start in range(0, parts, BLOCK_P):
         p = start + tl.arange(0, BLOCK_P)
         inside = (p < parts)[:, None] & in_c[None, :]
-        place = partial + p[:, None] * C + c[None, :]
-        total += tl.load(place, mask=inside, other=0.0)
-        square += tl.load(place + parts * C, mask=inside, other=0.0)
+        source = partial + p[:, None] * C + c[None, :]
+        total += tl.load(source, mask=inside, other=0.0)
+        square += tl.load(source + parts * C, mask=inside, other=0.0)
     d = tl.sum(total, 0) / count
     variance = tl.maximum(tl.sum(square, 0) / count - d * d, 0.0, propagate_nan=tl.PropagateNan.ALL)
     mean = tl.load(x + c, mask=in_c, other=0.0).to(tl.float32) + d
@@ -126,18 +126,18 @@ def _finish_forward(
 
 
 @triton.jit
-def _activated(x, added, scale, offset, y, M, W, rows, w, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Write act(x * scale + offset + added) for some rows and the columns w."""
+def _store_activations(x, added, scale, offset, y, M, W, rows, w, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Store act(x * scale + offset + added) into y for some rows and the columns w."""
     for start in range(0, rows, BLOCK_M):
-        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+        at, inside = _tile(start, w, M, W, rows, BLOCK_M)
+        v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
         if added is not None:
-            v += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+            v += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
         if ACTIVATION > 0:
             v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if ACTIVATION == 2:
             v = tl.minimum(v, 6.0, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
+        tl.store(y + at, v.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -145,8 +145,8 @@ def _apply_forward(
     x, added, saved, y, M, W, C, rows, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    _, _, scale, offset = _saved(saved, w, W, C)
-    _activated(x, added, scale, offset, y, M, W, rows, w, ACTIVATION, BLOCK_M)
+    _, _, scale, offset = _load_statistics(saved, w, W, C)
+    _store_activations(x, added, scale, offset, y, M, W, rows, w, ACTIVATION, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -154,13 +154,13 @@ def _apply_running(
     x, added, mean, variance, weight, bias, y, M, W, C, rows, eps,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Normalisation by the running statistics."""
+    """Normalise by the running statistics."""
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     c, in_w = w % C, w < W
     deviation = tl.sqrt(tl.load(variance + c, mask=in_w, other=1.0).to(tl.float32) + eps)
     scale = tl.load(weight + c, mask=in_w, other=0.0) / deviation
     offset = tl.load(bias + c, mask=in_w, other=0.0) - tl.load(mean + c, mask=in_w, other=0.0) * scale
-    _activated(x, added, scale, offset, y, M, W, rows, w, ACTIVATION, BLOCK_M)
+    _store_activations(x, added, scale, offset, y, M, W, rows, w, ACTIVATION, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -168,23 +168,23 @@ def _sums_backward(
     x, dy, y, gated, saved, partial, M, W, C, rows,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gated gradient g and of g times the normalised input.
+    """Sum the gradient g of the activation's input, and g times the normalised input.
 
-    With an output y, of which x is not all that it was made of, it is the gate, and g is kept.
+    If a sum was part of the forward pass, its output y decides where g is 0, and g is stored into ``gated``.
     """
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    mean, rstd, scale, offset = _saved(saved, w, W, C)
+    mean, rstd, scale, offset = _load_statistics(saved, w, W, C)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     product = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
     for start in range(0, rows, BLOCK_M):
-        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        at, inside = _tile(start, w, M, W, rows, BLOCK_M)
+        v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         if y is None:
             g = _gate(v * scale[None, :] + offset[None, :], g, ACTIVATION)
         else:
-            g = _gate(tl.load(y + place, mask=inside, other=0.0).to(tl.float32), g, ACTIVATION)
-            tl.store(gated + place, g.to(gated.dtype.element_ty), mask=inside)
+            g = _gate(tl.load(y + at, mask=inside, other=0.0).to(tl.float32), g, ACTIVATION)
+            tl.store(gated + at, g.to(gated.dtype.element_ty), mask=inside)
         total += g
         product += g * (v - mean[None, :]) * rstd[None, :]
     _store_sums(partial, w, W, tl.sum(total, 0), tl.sum(product, 0))
@@ -195,17 +195,17 @@ def _apply_backward(
     x, dy, saved, sums, dx, M, W, C, rows, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    mean, rstd, scale, offset = _saved(saved, w, W, C)
+    mean, rstd, scale, offset = _load_statistics(saved, w, W, C)
     count = M * (W // C)
     mean_g = tl.load(sums + w % C, mask=w < W, other=0.0) / count
     slope = tl.load(sums + C + w % C, mask=w < W, other=0.0) / count * rstd
     for start in range(0, rows, BLOCK_M):
-        place, inside = _tile(start, w, M, W, rows, BLOCK_M)
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        at, inside = _tile(start, w, M, W, rows, BLOCK_M)
+        v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         g = _gate(v * scale[None, :] + offset[None, :], g, ACTIVATION)
         d = scale[None, :] * (g - mean_g[None, :] - (v - mean[None, :]) * slope[None, :])
-        tl.store(dx + place, d.to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
 
 
 class _NormActivation(torch.autograd.Function):
@@ -254,10 +254,10 @@ def _channels_last(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | No
 
 
 class _Plan:
-    """How a map, as a matrix, is shared among programs.
+    """How the programs of a kernel divide a map, seen as a matrix.
 
-    A row of the matrix is as many pixels as make its columns, which are their channels one pixel after the other, a
-    multiple of a tile's: 144 channels leave nothing of a tile of 64 columns idle where four pixels are a row.
+    A row of the matrix holds the channels of one or more pixels, so many that their number is a multiple of a tile's
+    columns if possible. With four pixels per row, 144 channels leave no column of a tile of 64 idle.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -273,7 +273,7 @@ class _Plan:
         self.grid = (columns, triton.cdiv(self.M, self.rows))
 
     def partial(self, x: Tensor) -> Tensor:
-        """Room for two sums a program and column, as (2, sums, C)."""
+        """Allocate two sums per program and column, as (2, sums, C)."""
         return torch.empty(2, self.grid[1] * self.pixels, self.C, device=x.device)
 
     def launch(self, kernel: Any, *tensors: Tensor | None, **options: float) -> None:
@@ -283,11 +283,11 @@ class _Plan:
 
 
 def replace_normalisation(network: nn.Module) -> None:
-    """Let the batch normalisations of a network, with the activations behind them, use the kernels of this file.
+    """Let the batch normalisations of a network, with the activations after them, use the kernels of this file.
 
-    Weights, buffers and their names stay as they are. PyTorch does what the kernels cannot: a gradient through a
-    normalisation that does not train, other devices and precisions, and everything, with a warning, where the kernels
-    do not work.
+    Weights, buffers and their names stay the same. PyTorch computes what the kernels cannot: gradients through a
+    normalisation in evaluation mode, other devices and precisions, and, after a warning, everything if the kernels do
+    not work.
     """
     if not _running_kernel_agrees(next(network.parameters()).device):
         return
@@ -298,16 +298,16 @@ def replace_normalisation(network: nn.Module) -> None:
                 continue
             norm.forward = functools.partial(_forward, norm, kind)
             if kind != NONE:
-                activation.forward = functools.partial(_unless_fused, norm, activation)
+                activation.forward = functools.partial(_forward_activation, norm, activation)
     for module in network.modules():
         if type(module) is nn.BatchNorm2d and "forward" not in vars(module) and _fits(module):
             module.forward = functools.partial(_forward, module, NONE)  # type: ignore[method-assign]
         elif _is_bottleneck(module):
-            module.forward = functools.partial(_bottleneck, module)
+            module.forward = functools.partial(_forward_bottleneck, module)
 
 
 def _pairs(module: Any) -> list[tuple[Any, Any]]:
-    """Normalisations of a module, each with the activation that follows it at once."""
+    """Return the normalisations of a module, each with the activation directly after it."""
     kind = type(module).__name__
     if kind == "BatchNormAct2d":  # timm; it applies its activation itself
         return [(module, module.act)] if isinstance(module.drop, nn.Identity) else []
@@ -315,7 +315,7 @@ def _pairs(module: Any) -> list[tuple[Any, Any]]:
         return [(module.bn1, module.act1), (module.bn2, module.act2)]
     if isinstance(module, nn.Sequential):
         return [(a, b) for a, b in pairwise(module) if type(a) is nn.BatchNorm2d]
-    if kind == "FeatureListNet":  # timm's networks as chains of layers, of which some outputs are taken
+    if kind == "FeatureListNet":  # a network of timm as a chain of layers, some of whose outputs are returned
         return [
             (module[a], module[b])
             for a, b in pairwise(module)
@@ -325,21 +325,21 @@ def _pairs(module: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_bottleneck(module: Any) -> bool:
-    """Whether a module is a block of timm's ResNet with nothing unusual in it."""
+    """Whether a module is a block of timm's ResNet without optional parts."""
     if type(module).__name__ != "Bottleneck" or not hasattr(module, "drop_block"):
         return False
     extra = module.se is not None or module.drop_path is not None or not isinstance(module.drop_block, nn.Identity)
     return _fits(module.bn3) and type(module.act3) is nn.ReLU and not extra
 
 
-def _bottleneck(block: Any, x: Tensor) -> Tensor:
-    """What timm's block does, with the sum and its activation inside the last normalisation."""
+def _forward_bottleneck(block: Any, x: Tensor) -> Tensor:
+    """Compute timm's block, with the sum and its activation as part of the last normalisation."""
     shortcut = x if block.downsample is None else block.downsample(x)
     x = block.act1(block.bn1(block.conv1(x)))
     x = block.aa(block.act2(block.bn2(block.conv2(x))))
     x = block.conv3(x)
-    if _is_fused(block.bn3, x) and _sum_kernels_agree(x.device, block.bn3.training):
-        return _fused(block.bn3, RELU, x, shortcut.to(x.dtype))
+    if _uses_kernels(block.bn3, x) and _sum_kernels_agree(x.device, block.bn3.training):
+        return _normalise(block.bn3, RELU, x, shortcut.to(x.dtype))
     return block.act3(block.bn3(x) + shortcut)  # type: ignore[no-any-return]
 
 
@@ -347,9 +347,9 @@ def _fits(norm: nn.Module) -> bool:
     return isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
-def _is_fused(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Whether the kernels take an input; asked again of the output, which is the same in all that counts."""
-    # what is wrong with an input is for PyTorch to say
+def _uses_kernels(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether the kernels normalise x. Input and output give the same answer: device, precision and shape are equal."""
+    # PyTorch reports what is wrong with an input
     if x.device.type not in _DEVICES or x.dtype not in PRECISIONS or x.dim() != 4 or x.shape[1] != norm.num_features:
         return False
     if norm.training:
@@ -358,35 +358,35 @@ def _is_fused(norm: nn.BatchNorm2d, x: Tensor) -> bool:
 
 
 def _forward(norm: Any, activation: int, x: Tensor) -> Tensor:
-    if not _is_fused(norm, x):
+    if not _uses_kernels(norm, x):
         return type(norm).forward(norm, x)  # type: ignore[no-any-return]
-    return _fused(norm, activation, x, None)
+    return _normalise(norm, activation, x, None)
 
 
-def _unless_fused(norm: nn.BatchNorm2d, activation: Any, x: Tensor) -> Tensor:
-    """What remains of an activation that the normalisation has done already."""
-    return x if _is_fused(norm, x) else type(activation).forward(activation, x)
+def _forward_activation(norm: nn.BatchNorm2d, activation: Any, x: Tensor) -> Tensor:
+    """Apply the activation, unless the kernels of the normalisation before it have done so."""
+    return x if _uses_kernels(norm, x) else type(activation).forward(activation, x)
 
 
-def _fused(norm: Any, activation: int, x: Tensor, added: Tensor | None) -> Tensor:
-    """act(batch_norm(x) + added) by the kernels."""
+def _normalise(norm: Any, activation: int, x: Tensor, added: Tensor | None) -> Tensor:
+    """Return act(batch_norm(x) + added), computed by the kernels."""
     if norm.training:
         return _NormActivation.apply(x, norm.weight, norm.bias, added, norm, activation)  # type: ignore[no-any-return]
-    return _normalised(x, added, norm, activation)
+    return _normalise_by_running_statistics(x, added, norm, activation)
 
 
-def _normalised(x: Tensor, added: Tensor | None, norm: nn.BatchNorm2d, activation: int) -> Tensor:
-    """act(batch_norm(x) + added) by the running statistics."""
+def _normalise_by_running_statistics(x: Tensor, added: Tensor | None, norm: nn.BatchNorm2d, activation: int) -> Tensor:
+    """Return act(batch_norm(x) + added) for a normalisation in evaluation mode."""
     x, added = _channels_last(x, added)
     y = torch.empty_like(x)
-    given = (x, added, norm.running_mean, norm.running_var, norm.weight, norm.bias, y)
-    _Plan(x).launch(_apply_running, *given, eps=norm.eps, ACTIVATION=activation)
+    tensors = (x, added, norm.running_mean, norm.running_var, norm.weight, norm.bias, y)
+    _Plan(x).launch(_apply_running, *tensors, eps=norm.eps, ACTIVATION=activation)
     return y
 
 
 @functools.cache
 def _training_kernels_agree(device: torch.device) -> bool:
-    x, gradient, weight, bias = _tried(torch.bfloat16)
+    x, gradient, weight, bias = _test_tensors(torch.bfloat16)
     norm = nn.BatchNorm2d(len(weight), device=device)
     return agree(
         "batch normalisation",
@@ -400,12 +400,12 @@ def _training_kernels_agree(device: torch.device) -> bool:
 
 @functools.cache
 def _sum_kernels_agree(device: torch.device, training: bool) -> bool:
-    x, added, weight, bias = _tried(torch.bfloat16)
+    x, added, weight, bias = _test_tensors(torch.bfloat16)
     norm = nn.BatchNorm2d(len(weight), eps=1e-5 if training else 0.0, device=device)
     if not training:
         return agree(
             "residual sum",
-            lambda x, added: _normalised(x, added, norm, RELU),
+            lambda x, added: _normalise_by_running_statistics(x, added, norm, RELU),
             lambda x, added: relu(x + added),
             [x, added],
             None,
@@ -427,12 +427,12 @@ def _sum_kernels_agree(device: torch.device, training: bool) -> bool:
 
 @functools.cache
 def _running_kernel_agrees(device: torch.device) -> bool:
-    x, _, mean, bias = _tried(torch.float32)
+    x, _, mean, bias = _test_tensors(torch.float32)
     norm = nn.BatchNorm2d(len(mean), device=device)
     norm.load_state_dict(norm.state_dict() | {"running_mean": mean, "running_var": 1 + mean**2, "bias": bias})
     return agree(
         "batch normalisation",
-        lambda x: _normalised(x, None, norm, RELU6),
+        lambda x: _normalise_by_running_statistics(x, None, norm, RELU6),
         lambda x: relu6(batch_norm(x, mean.double(), 1 + mean.double() ** 2, None, bias.double(), eps=norm.eps)),
         [x],
         None,
@@ -440,7 +440,7 @@ def _running_kernel_agrees(device: torch.device) -> bool:
     )
 
 
-def _tried(dtype: torch.dtype) -> list[Tensor]:
-    """Two maps and two vectors of their channels, of a size that a network of the EfficientNet family has."""
+def _test_tensors(dtype: torch.dtype) -> list[Tensor]:
+    """Return two random maps and two vectors of a value per channel, with the channels of EfficientNet's first map."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     return [torch.randn(size, generator=random).to(dtype) for size in ((2, 32, 8, 8), (2, 32, 8, 8), (32,), (32,))]

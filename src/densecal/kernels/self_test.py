@@ -1,4 +1,4 @@
-"""Trying out kernels of our own, once a process and device, before anything relies on them."""
+"""Testing our kernels, once per process and device, before they are used."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import torch
 from torch import Tensor
 
 Operation = Callable[..., Tensor]
-"""From some tensors to one."""
+"""Maps one or more tensors to one."""
 
 
 def agree(
-    what: str,
+    name: str,
     ours: Operation,
     theirs: Operation,
-    given: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     gradient: Tensor | None,
     device: torch.device,
 ) -> bool:
-    """Whether a device's compiler translates kernels rightly: output and gradients against PyTorch on the CPU.
+    """Compare the output and gradients of kernels on a device with those of PyTorch on the CPU.
 
     Args:
-        what: What a warning calls the kernels.
-        ours: The kernels, on the device.
-        theirs: The same of PyTorch, which gets float64 on the CPU.
-        given: Small tensors on the CPU, in the precision to try.
-        gradient: Of the output; without one only the output is compared.
-        device: Where the kernels are to run.
+        name: Name of the kernels in a warning.
+        ours: Calls the kernels, on the device.
+        theirs: The same operation in PyTorch, computed in float64 on the CPU.
+        inputs: Small tensors on the CPU, in the precision to test.
+        gradient: Gradient of the output. Without one, only outputs are compared.
+        device: Where the kernels run.
 
     Returns:
-        False, after a warning, if they differ or cannot be translated at all.
+        Whether they agree. If they differ or cannot be compiled, a warning says so.
     """
-    dtype = given[0].dtype
+    dtype = inputs[0].dtype
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
 
     def results(operation: Operation, where: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [tensor.to(where, dtype).requires_grad_(gradient is not None) for tensor in given]
-        y = operation(*inputs)
-        return [y] if gradient is None else [y, *torch.autograd.grad(y, inputs, gradient.to(where, dtype))]
+        leaves = [tensor.to(where, dtype).requires_grad_(gradient is not None) for tensor in inputs]
+        y = operation(*leaves)
+        return [y] if gradient is None else [y, *torch.autograd.grad(y, leaves, gradient.to(where, dtype))]
 
     try:
-        # the first use may be a prediction, which records nothing
+        # the first use may be a prediction, in which autograd is off
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             pairs = zip(
                 results(ours, device, dtype),
@@ -51,8 +51,8 @@ def agree(
             )
             good = all(torch.allclose(a.double().cpu(), b, rtol=tolerance, atol=tolerance) for a, b in pairs)
         problem = "disagree with PyTorch"
-    except Exception as error:  # of a Triton without what they need, or without a compiler: PyTorch's still work
+    except Exception as error:  # Triton lacks a feature or a compiler; PyTorch still works
         good, problem = False, f"fail ({error})"
     if not good:
-        warnings.warn(f"{what} kernels {problem} on {device}: PyTorch's are used", stacklevel=4)
+        warnings.warn(f"{name} kernels {problem} on {device}: PyTorch's are used", stacklevel=4)
     return good

@@ -1,8 +1,8 @@
-"""Convolutions of 3 x 3 taps between few channels on CUDA by kernels of our own, for channels-last maps.
+"""3 x 3 convolutions between few channels on CUDA by our own kernels, for channels-last maps.
 
 The last maps of a U-Net are its largest and have the fewest channels. cuDNN's kernels, made for many channels, take
 four to forty times as long there as moving the bytes. Here a program computes a rectangle of pixels, so that what its
-nine taps read is in its cache; sums are float32 and added in a fixed order: a step is deterministic.
+nine taps read is in its cache. Sums are float32 and added in a fixed order, so steps are deterministic.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from densecal.kernels.launch import launch
-from densecal.kernels.layers import computed_in, replace_forward
+from densecal.kernels.layers import compute_dtype, replace_forward
 from densecal.kernels.self_test import agree
 
 _DEVICES = ("cuda",)
 _PRECISIONS = (torch.bfloat16, torch.float16)
-_MOST_IN, _MOST_OUT = 32, 16
-"""Channels up to which the kernels are the faster ones."""
+_MAX_IN, _MAX_OUT = 32, 16
+"""Numbers of channels up to which our kernels are faster."""
 _PIXELS, _WIDE = 128, 16
-"""Pixels of a tile, and of one of its rows."""
-_SUMMED = 64
-"""Columns of a program that sums: channels of three pixels side by side."""
+"""Pixels per tile, and per row of a tile."""
+_SUM_COLUMNS = 64
+"""Columns per program that sums. A column is a channel of one of three pixels side by side."""
 _PROGRAMS = 528
-"""Enough for every processor of a large GPU to sum in four."""
+"""Enough that every processor of a large GPU has four that sum."""
 _SIZES = ["H", "W", "tiles", "steps"]
-"""A kernel translated once serves maps of all sizes."""
+"""Not specialised, so that a kernel is compiled once for maps of all sizes."""
 
 
 @triton.jit
@@ -47,8 +47,8 @@ def _tile(t, H, W, BLOCK_M: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _seen(image, ky, k, row, column, H, W, C: tl.constexpr):
-    """What taps 3 * ky to 3 * ky + 2 read of C channels: k, below 3 * C, runs over three pixels side by side."""
+def _load_inputs(image, ky, k, row, column, H, W, C: tl.constexpr):
+    """Load what taps 3 * ky to 3 * ky + 2 read. The columns k < 3 * C are the channels of three pixels side by side."""
     iy, ix = row + ky - 1, column[:, None] + (k // C - 1)[None, :]
     inside = ((iy >= 0) & (iy < H))[:, None] & (ix >= 0) & (ix < W) & (k < 3 * C)[None, :]
     return tl.load(image + (iy * W + column - 1)[:, None] * C + k[None, :], mask=inside, other=0.0)
@@ -60,9 +60,9 @@ def _convolve(
     IN: tl.constexpr, OUT: tl.constexpr, BACK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A rectangle of outputs; BACK to the input's gradient, with the taps turned round and channels exchanged.
+    """Convolve a rectangle of outputs. With BACK, compute the gradient of the input by flipped taps.
 
-    ``weight`` is (OUT, 3, 3, IN) forth and (IN, 3, 3, OUT) back.
+    ``weight`` is (OUT, 3, 3, IN), or (IN, 3, 3, OUT) with BACK.
     """
     image, row, column = _tile(tl.program_id(0), H, W, BLOCK_M, WIDE)
     n = tl.arange(0, BLOCK_N)
@@ -71,12 +71,12 @@ def _convolve(
     for i in range(3 * PIECES):
         ky = i // PIECES
         k = i % PIECES * BLOCK_K + tl.arange(0, BLOCK_K)
-        v = _seen(x + image * H * W * IN, ky, k, row, column, H, W, IN)
+        v = _load_inputs(x + image * H * W * IN, ky, k, row, column, H, W, IN)
         if BACK:
-            place = (k % IN * 9 + 8 - 3 * ky - k // IN)[:, None] * OUT + n[None, :]
+            offset = (k % IN * 9 + 8 - 3 * ky - k // IN)[:, None] * OUT + n[None, :]
         else:
-            place = (n * 9 + 3 * ky)[None, :] * IN + k[:, None]
-        w = tl.load(weight + place, mask=(k < 3 * IN)[:, None] & (n < OUT)[None, :], other=0.0)
+            offset = (n * 9 + 3 * ky)[None, :] * IN + k[:, None]
+        w = tl.load(weight + offset, mask=(k < 3 * IN)[:, None] & (n < OUT)[None, :], other=0.0)
         total = tl.dot(v, w, total)
     if bias is not None:
         total += tl.load(bias + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
@@ -91,7 +91,7 @@ def _sum_products(
     IN: tl.constexpr, OUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums over ``steps`` tiles of gradient times input, for all taps, into ``partial`` (programs, OUT, 3, 3, IN)."""
+    """Sum gradient times input over ``steps`` tiles, for all taps, into ``partial`` (programs, OUT, 3, 3, IN)."""
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     n = tl.arange(0, BLOCK_N)
     totals = (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),) * 3
@@ -102,43 +102,43 @@ def _sum_products(
         source = dy + image * H * W * OUT + (row * W + column)[:, None] * OUT + n[None, :]
         g = tl.trans(tl.load(source, mask=inside, other=0.0))
         for ky in tl.static_range(3):
-            v = _seen(x + image * H * W * IN, ky, k, row, column, H, W, IN)
-            more = tl.dot(g, v, totals[ky])
-            totals = totals[:ky] + (more,) + totals[ky + 1 :]  # noqa: RUF005 (no unpacking in Triton)
-    place = partial + (tl.program_id(0) * OUT + n)[:, None] * 9 * IN + k[None, :]
+            v = _load_inputs(x + image * H * W * IN, ky, k, row, column, H, W, IN)
+            total = tl.dot(g, v, totals[ky])
+            totals = totals[:ky] + (total,) + totals[ky + 1 :]  # noqa: RUF005 (no unpacking in Triton)
+    target = partial + (tl.program_id(0) * OUT + n)[:, None] * 9 * IN + k[None, :]
     for ky in tl.static_range(3):
-        tl.store(place + ky * 3 * IN, totals[ky], mask=(n < OUT)[:, None] & (k < 3 * IN)[None, :])
+        tl.store(target + ky * 3 * IN, totals[ky], mask=(n < OUT)[:, None] & (k < 3 * IN)[None, :])
 
 
-class NarrowConvolution(torch.autograd.Function):
-    """A map (B, C, H, W) convolved with 3 x 3 taps, with a pixel of zeros around it, as `conv2d` does it."""
+class SmallConvolution(torch.autograd.Function):
+    """Convolution of a map (B, C, H, W) with 3 x 3 taps and a border of zeros, as in `conv2d`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute in the precision of ``x``."""
+        """Convolve in the precision of ``x``."""
         layout = torch.channels_last
         x, taps = x.contiguous(memory_format=layout), weight.to(x.dtype).contiguous(memory_format=layout)
         ctx.save_for_backward(x, taps)
         ctx.dtype = weight.dtype
-        return _convolved(x, taps, None if bias is None else bias.to(x.dtype), back=False)
+        return _run_convolution(x, taps, None if bias is None else bias.to(x.dtype), back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gather the gradients that are asked for."""
+        """Compute the gradients that are needed."""
         x, taps = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = _convolved(dy, taps, None, back=True)
+            dx = _run_convolution(dy, taps, None, back=True)
         if ctx.needs_input_grad[1]:
-            dweight = _summed(x, dy).to(ctx.dtype)
+            dweight = _taps_gradient(x, dy).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
             dbias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.dtype)
         return dx, dweight, dbias
 
 
-def _convolved(x: Tensor, taps: Tensor, bias: Tensor | None, back: bool) -> Tensor:
+def _run_convolution(x: Tensor, taps: Tensor, bias: Tensor | None, back: bool) -> Tensor:
     batch, channels, height, width = x.shape
     out = taps.shape[1 if back else 0]
     y = torch.empty((batch, out, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -150,22 +150,24 @@ def _convolved(x: Tensor, taps: Tensor, bias: Tensor | None, back: bool) -> Tens
     return y
 
 
-def _summed(x: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of the taps."""
+def _taps_gradient(x: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of the taps."""
     channels, out, height, width = x.shape[1], *dy.shape[1:]
-    tiles, columns = _tiles(x), triton.cdiv(3 * channels, _SUMMED)
-    steps = max(3, triton.cdiv(tiles * columns, _PROGRAMS))  # so that a trial goes round its loop too
+    tiles, columns = _tiles(x), triton.cdiv(3 * channels, _SUM_COLUMNS)
+    steps = max(
+        3, triton.cdiv(tiles * columns, _PROGRAMS)
+    )  # at least 3, so that the self-test runs the loop more than once
     parts = triton.cdiv(tiles, steps)
     partial = torch.empty(parts, out, 3, 3, channels, device=x.device)
     launch(
         _sum_products, (parts, columns), x, dy, partial, height, width, tiles, steps,
-        IN=channels, OUT=out, BLOCK_M=_PIXELS, BLOCK_K=_SUMMED, BLOCK_N=_block(out), WIDE=_WIDE, num_stages=2,
+        IN=channels, OUT=out, BLOCK_M=_PIXELS, BLOCK_K=_SUM_COLUMNS, BLOCK_N=_block(out), WIDE=_WIDE, num_stages=2,
     )  # fmt: skip
     return partial.sum(dim=0).permute(0, 3, 1, 2)
 
 
 def _block(channels: int) -> int:
-    """A side that a product of matrices can have."""
+    """Return a block size that Triton's matrix product supports."""
     return max(16, int(triton.next_power_of_2(channels)))
 
 
@@ -174,24 +176,24 @@ def _tiles(x: Tensor) -> int:
 
 
 def replace_small_convolutions(network: nn.Module) -> None:
-    """Let the convolutions of a network between few channels use the kernels of this file in half precision."""
+    """Let the convolutions between few channels of a network use the kernels of this file in half precision."""
     replace_forward(network, _fits, _forward)
 
 
 def _fits(conv: nn.Module) -> bool:
     if type(conv) is not nn.Conv2d or conv.groups > 1 or conv.padding_mode != "zeros":
         return False
-    shaped = conv.kernel_size == (3, 3) and conv.stride == conv.dilation == conv.padding == (1, 1)
-    return shaped and conv.in_channels <= _MOST_IN and conv.out_channels <= _MOST_OUT
+    has_kernel = conv.kernel_size == (3, 3) and conv.stride == conv.dilation == conv.padding == (1, 1)
+    return has_kernel and conv.in_channels <= _MAX_IN and conv.out_channels <= _MAX_OUT
 
 
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    # what is wrong with an input is for conv2d to say
+    # conv2d reports what is wrong with an input
     if x.device.type in _DEVICES and x.dim() == 4 and x.shape[1] == conv.in_channels and x.numel():
-        dtype = computed_in(conv, x)
+        dtype = compute_dtype(conv, x)
         case = *conv.weight.shape[:2], conv.bias is not None, torch.is_grad_enabled()
         if dtype in _PRECISIONS and _kernels_agree(x.device, dtype, *case):
-            y: Tensor = NarrowConvolution.apply(x.to(dtype), conv.weight, conv.bias)
+            y: Tensor = SmallConvolution.apply(x.to(dtype), conv.weight, conv.bias)
             return y
     return type(conv).forward(conv, x)
 
@@ -200,15 +202,15 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
 def _kernels_agree(
     device: torch.device, dtype: torch.dtype, out: int, channels: int, biased: bool, training: bool
 ) -> bool:
-    """Tried on the kernels that training, or prediction, uses, so that nothing is translated twice or in vain."""
+    """Test the kernels that training, or prediction, uses, so that none is compiled twice or for nothing."""
     random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
     shapes = [(2, out, 9, 17), (2, channels, 9, 17), (out, channels, 3, 3)] + [(out,)] * biased
     gradient, x, weight, *bias = (torch.randn(shape, generator=random) for shape in shapes)
     return agree(
-        "narrow convolution",
-        lambda x, weight, bias=None: NarrowConvolution.apply(x, weight, bias),
+        "small convolution",
+        lambda x, weight, bias=None: SmallConvolution.apply(x, weight, bias),
         lambda x, weight, bias=None: conv2d(x, weight, bias, padding=1),
-        [one.to(dtype) for one in (x, weight / (9 * channels) ** 0.5, *bias)],
+        [tensor.to(dtype) for tensor in (x, weight / (9 * channels) ** 0.5, *bias)],
         gradient.to(dtype) if training else None,
         device,
     )

@@ -1,7 +1,7 @@
-"""Doubling the size of a map, nearest or bilinear, on CUDA by kernels of our own for channels-last maps.
+"""Doubling the size of a map, nearest or bilinear, on CUDA by our own kernels, for channels-last maps.
 
-PyTorch's kernels take a third of the step of the paper's U-Net, where moving the bytes would take a twentieth; under
-autocast they also go through float32.
+PyTorch's kernels take a third of a step of the paper's U-Net, where moving the bytes would take a twentieth. Under
+autocast they also convert to float32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NEAREST, BILINEAR, BILINEAR_CORNERS = 0, 1, 2
 _DEVICES = ("cuda",)
 _TILE = 2048
 _REACH = {NEAREST: 2, BILINEAR: 4, BILINEAR_CORNERS: 6}
-"""Outputs that an input can touch, in one dimension; those of input i begin at 2 i - REACH / 2 + 1."""
+"""Number of outputs that an input contributes to, per dimension. Those of input i begin at 2 i - REACH / 2 + 1."""
 
 
 @triton.jit
 def _source(o, size, MODE: tl.constexpr):
-    """Where output o of a dimension lies among ``size`` inputs."""
+    """Position of output o among the ``size`` inputs of a dimension."""
     if MODE == 2:
         return o.to(tl.float32) * ((size - 1) / (2 * size - 1))
     return tl.maximum(o.to(tl.float32) * 0.5 - 0.25, 0.0)
@@ -36,10 +36,10 @@ def _source(o, size, MODE: tl.constexpr):
 
 @triton.jit
 def _share(k: tl.constexpr, i, size, MODE: tl.constexpr):
-    """Weight of input i in the k-th of the outputs it can touch; 0 beyond the map."""
+    """Weight of input i in the k-th of the outputs it contributes to, 0 outside the map."""
     if MODE == 0:
         return tl.full(i.shape, 1.0, tl.float32)
-    if MODE == 1:  # a quarter, three, three and a quarter; at an edge an output has nothing else to hold
+    if MODE == 1:  # weights of 1/4, 3/4, 3/4 and 1/4; at an edge, an output depends on one input alone
         inner = i > 0 if k < 2 else i < size - 1
         return tl.where(inner, 0.25, 0.0) if k % 3 == 0 else tl.where(inner, 0.75, 1.0)
     o = 2 * i - 2 + k
@@ -77,7 +77,7 @@ def _forward(x, y, pixels, H, W, C, MODE: tl.constexpr, BLOCK_M: tl.constexpr, B
 def _backward(
     dy, dx, pixels, H, W, C, MODE: tl.constexpr, REACH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    """Every input gathers from the outputs it touched, so nothing is added atomically."""
+    """Sum the gradient of each input over the outputs it contributes to, so that no atomic addition is needed."""
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     inside = (m < pixels)[:, None] & (c < C)
@@ -89,18 +89,18 @@ def _backward(
         wy = _share(ky, iy, H, MODE)
         for kx in tl.static_range(REACH):
             w = wy * _share(kx, ix, W, MODE)
-            place = base + (2 * iy + first + ky) * (2 * W) + 2 * ix + first + kx
-            g = tl.load(dy + place[:, None] * C + c, mask=inside & (w > 0)[:, None], other=0.0)
+            source = base + (2 * iy + first + ky) * (2 * W) + 2 * ix + first + kx
+            g = tl.load(dy + source[:, None] * C + c, mask=inside & (w > 0)[:, None], other=0.0)
             total += w[:, None] * g.to(tl.float32)
     tl.store(dx + m[:, None] * C + c, total.to(dx.dtype.element_ty), mask=inside)
 
 
 class Doubling(torch.autograd.Function):
-    """A map (B, C, H, W) at twice its size, as `torch.nn.functional.interpolate` gives it."""
+    """Doubling the size of a map (B, C, H, W), as in `torch.nn.functional.interpolate`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mode: int) -> Tensor:
-        """Take one of the modes of this file."""
+        """Upsample by one of the modes of this file."""
         x = x.contiguous(memory_format=torch.channels_last)
         batch, channels, height, width = x.shape
         y = torch.empty(
@@ -115,7 +115,7 @@ class Doubling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        """Gather the gradient."""
+        """Compute the gradient of the input."""
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         batch, channels, height, width = dy.shape
         height, width = height // 2, width // 2
@@ -128,15 +128,17 @@ class Doubling(torch.autograd.Function):
         return dx, None
 
 
-def _launch(kernel: Any, a: Tensor, b: Tensor, pixels: int, height: int, width: int, channels: int, **how: int) -> None:
+def _launch(
+    kernel: Any, a: Tensor, b: Tensor, pixels: int, height: int, width: int, channels: int, **options: int
+) -> None:
     block_c = min(triton.next_power_of_2(channels), 128)
     block_m = _TILE // block_c
     grid = (triton.cdiv(pixels, block_m), triton.cdiv(channels, block_c))
-    launch(kernel, grid, a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **how)
+    launch(kernel, grid, a, b, pixels, height, width, channels, BLOCK_M=block_m, BLOCK_C=block_c, **options)
 
 
 def replace_upsampling(network: nn.Module) -> None:
-    """Let a network double the size of its maps by the kernels of this file, in the maps' own precision."""
+    """Let a network double the size of its maps with the kernels of this file, in the precision of the maps."""
     replace_forward(network, _doubles, _forward_upsample)
     replace_forward(network, _is_unet_block, _forward_unet_block)
 

@@ -169,7 +169,7 @@ class ASLPMC(_Stochastic):
     def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the MC rule."""
         gradient = normalise(gap, self.b, self.grad_norm)
-        return clamp(_toward_accuracy(self, self.constraint, values, gradient), self.technique_beta)
+        return clamp(_move_toward_accuracy(self, self.constraint, values, gradient), self.technique_beta)
 
 
 @register("als")
@@ -207,10 +207,10 @@ class ALS(Adaptive):
         """Apply the ALS rule."""
         derivative = self.b * gap
         gradient = {"exact": derivative, "normalised": gap, "literal": values * derivative}[self.gradient]
-        return clamp(_toward_accuracy(self, self.constraint, values, gradient), beta=1.0)
+        return clamp(_move_toward_accuracy(self, self.constraint, values, gradient), beta=1.0)
 
 
-def _toward_accuracy(method: Adaptive, constraint: str, values: Tensor, gradient: Tensor) -> Tensor:
+def _move_toward_accuracy(method: Adaptive, constraint: str, values: Tensor, gradient: Tensor) -> Tensor:
     """Move values toward the threshold at which the expected confidence equals the accuracy."""
     accuracy = method.target_accuracy()
     if constraint == "exact":

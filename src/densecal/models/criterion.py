@@ -1,4 +1,4 @@
-"""What one optimisation step does with a network: the plain case, one head and the method's loss."""
+"""What one optimisation step does with a network, and the plain case of one head and the method's loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from densecal.methods import Method
 
 
 class Criterion(Protocol):
-    """The part of a step that depends on the network; one with several heads or optimizers brings its own."""
+    """The part of a step that depends on the network. A network with several heads or optimizers has its own."""
 
     def step(
         self,
@@ -24,14 +24,14 @@ class Criterion(Protocol):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Run the model and compute losses.
 
-        The losses are added up for one backward pass, so each must reach its own optimizer's parameters only.
+        The losses are added up for one backward pass, so each must depend on the parameters of its own optimizer only.
 
         Args:
-            model: Calls of it are synchronised between processes.
-            images: What the method made of the images.
+            model: The network, wrapped so that processes synchronise their gradients.
+            images: Images as the method prepared them.
             masks: The clean masks.
-            targets: What the method made of them, once for all heads.
-            method: Gives the loss, and seed and epoch to whatever is drawn.
+            targets: Targets that the method made from the masks, the same for all heads.
+            method: Gives the loss, and the seed and epoch for random draws.
             weight: Weight of each sample (B,), 0 for padding; or None.
             index: Sample ids (B,), negative for padding.
 
@@ -54,18 +54,18 @@ class PlainCriterion:
         weight: Tensor | None,
         index: Tensor,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Forward pass and the method's loss."""
+        """Return the method's loss and the logits."""
         logits = model(images)
         return {"main": method.loss(logits, targets, weight)}, logits
 
 
 def criterion_of(network: nn.Module) -> Criterion:
-    """The criterion that a network brings, or the plain one."""
-    bring = getattr(network, "criterion", None)
-    criterion: Criterion = PlainCriterion() if bring is None else bring()
+    """Return the criterion of a network, or the plain one if it has none."""
+    create = getattr(network, "criterion", None)
+    criterion: Criterion = PlainCriterion() if create is None else create()
     return criterion
 
 
 def is_plain(network: nn.Module) -> bool:
-    """Whether a network has one head and nothing of its own in a step, so that CUDA graphs can replay it."""
+    """Whether a network has the plain criterion, so that CUDA graphs can replay its steps."""
     return isinstance(criterion_of(network), PlainCriterion)

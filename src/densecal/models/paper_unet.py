@@ -14,7 +14,7 @@ DILATIONS = (3, 6, 12, 18)
 
 
 class Lateral(nn.Module):
-    """Sum of four dilated 3x3 convolutions that brings encoder features to the decoder's width."""
+    """Sum of four dilated 3x3 convolutions that maps encoder features to the decoder's width."""
 
     def __init__(self, in_channels: int, channels: int, dilations: Sequence[int] = DILATIONS) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class Lateral(nn.Module):
 class ResidualConvUnit(nn.Module):
     """RCU(x) = conv3(relu(conv3(relu(x)))) + relu(x).
 
-    The skip is the rectified input, as in the authors' network, where an in-place ReLU overwrites x; the
-    textbook unit adds x itself.
+    The skip is the rectified input, as in the authors' network, where an in-place ReLU overwrites x. The textbook unit
+    adds x itself.
     """
 
     def __init__(self, channels: int) -> None:
@@ -66,10 +66,10 @@ class Fusion(nn.Module):
 class PaperUNet(nn.Module):
     """The paper's U-Net on any encoder with features of strides 4, 8, 16 and 32.
 
-    Left out are the parts of the authors' class that nothing flows through: a second copy of the encoder's
-    layer3 and layer4, and RCU1 of the deepest fusion, which has no skip. With ResNet50 at 256 channels
-    67,494,657 parameters remain. The paper also names VGG16 and Swin without saying how they are joined; here
-    only the laterals' input widths change.
+    The parts of the authors' class that are never used are left out: a second copy of the encoder's layer3 and
+    layer4, and RCU1 of the deepest fusion, which has no skip. With ResNet50 and 256 channels 67,494,657 parameters
+    remain. The paper also names VGG16 and Swin without saying how they are attached. Here only the input widths of
+    the laterals change.
 
     Args:
         encoder: timm name.
@@ -103,7 +103,7 @@ class PaperUNet(nn.Module):
 
 
 def upsample(align_corners: bool) -> nn.Upsample:
-    """Build a layer that doubles the size; the authors align corners in the decoder and not in the head."""
+    """Build a layer that doubles the size. The authors align corners in the decoder but not in the head."""
     return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=align_corners)
 
 

@@ -1,4 +1,4 @@
-"""The architectures by name: an architecture is one file with one decorated function."""
+"""The architectures by name. An architecture is one file with one decorated function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 from densecal.runtime.registry import Registry
 
-# A builder takes (encoder, classes, **options) and returns a network that maps normalised images, whose sides
-# are multiples of 32, to logits at their size and that holds its timm encoder at `encoder.model`. A network may have
-# `criterion()` (what a training step does, where that is more than the method's loss of one head), `separate` (names
-# of its parts that an optimizer of their own moves) and `encoder_loaded()` (called when the encoder got weights).
+# A builder takes (encoder, classes, **options) and returns a network. It maps normalised images, whose sides are
+# multiples of 32, to logits of the same size, and has its timm encoder at `encoder.model`. A network may have
+# `criterion()` (what a training step does, if that is more than the method's loss of one head), `separate` (names of
+# its parts that get their own optimizer) and `encoder_loaded()` (called after weights were loaded into the encoder).
 Builder = Callable[..., nn.Module]
 
 ARCHITECTURES: Registry[Builder] = Registry("architecture")
@@ -20,7 +20,7 @@ architecture, architectures = ARCHITECTURES.register, ARCHITECTURES.names
 
 
 def build_network(arch: str, encoder: str, classes: int, options: dict[str, Any]) -> nn.Module:
-    """Build the bare network of an architecture, without weights, normalisation and padding."""
+    """Build the bare network of an architecture, without pretrained weights, normalisation and padding."""
     builder = ARCHITECTURES.find(arch)
     try:
         return builder(encoder, classes, **options)

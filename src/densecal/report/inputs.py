@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,9 +46,10 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         InputError: One of them is none of these, or is damaged.
     """
     inputs = Inputs()
-    names = Counter(path.resolve().name for path in paths)
-    for path in paths:
-        folder = path.resolve()
+    # resolve() would raise on a loop of links
+    folders = [Path(os.path.realpath(path)) for path in paths]
+    names = Counter(folder.name for folder in folders)
+    for path, folder in zip(paths, folders, strict=True):
         name = folder.name if names[folder.name] == 1 else f"{folder.parent.name}/{folder.name}"
         part = _read_checked(path, name)
         used = {(record.name, record.dataset) for record in inputs.records}

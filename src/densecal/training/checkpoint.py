@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment: whole folders with hashes, swapped in by renames, checked when read.
+"""Checkpoints that survive a kill at any moment: folders with hashes, put in place by renames, checked when read.
 
 A checkpoint folder holds `model.safetensors`, `method.safetensors`, `optimizer.pt` and, written last, `meta.json`
 with the SHA-256 of the others. Reading one executes nothing: safetensors, JSON, and `torch.load(weights_only=True)`.
@@ -24,19 +24,19 @@ from densecal.io.documents import read_json
 
 MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
 CALIBRATOR = "calibrator.json"
-"""In the run folder: the run's own calibrator."""
+"""Name of the run's own calibrator, in the run folder."""
 VERSION = 1
 _FOLDERS = ("last", "last.new", "previous")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read from a checkpoint folder.
+    """The content of a checkpoint folder.
 
     Attributes:
         model: Weights to use for prediction.
         method: State of the training method.
-        optimizer: Optimizer state, and the weights in training where an average of them is kept.
+        optimizer: State of the optimizers. If the model is an average of weights, also the weights in training.
         meta: ``epoch`` (finished epochs), ``config``, ``best``.
     """
 
@@ -54,18 +54,19 @@ def save(
     meta: dict[str, Any],
     best: Path | None = None,
 ) -> None:
-    """Write a checkpoint folder whole; the former one becomes ``previous`` beside it.
+    """Write a checkpoint folder. The former one becomes ``previous`` beside it.
 
     Args:
         folder: The folder.
         model: Weights to use for prediction.
         method: State of the training method.
-        optimizer: Optimizer state.
+        optimizer: State of the optimizers.
         meta: ``epoch``, ``best`` and ``config``.
-        best: A folder that becomes the same. It does so first: a kill in between has the epoch done again, and this.
+        best: A folder that gets the same content. It is written first: after a kill in between, the epoch is repeated
+            and this folder written again.
 
     Raises:
-        InputError: It could not be written; what was there before is untouched.
+        InputError: The checkpoint could not be written. What was there before is unchanged.
     """
     draft, new = (folder.with_name(f"{folder.name}.{kind}") for kind in ("draft", "new"))
     try:
@@ -86,18 +87,18 @@ def save(
         raise InputError(
             folder,
             f"the checkpoint could not be written ({reason})",
-            "space on the disk; --resume goes on from the last",
+            "free disk space; --resume continues from the last checkpoint",
         ) from None
     if best is not None:
         _copy(draft, best)
-    _replace(new, draft)  # from here on it counts
+    _replace(new, draft)  # from here on this checkpoint is the newest
     if folder.exists():
         _replace(folder.with_name("previous"), folder)
     os.rename(new, folder)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Make a checkpoint folder the same as another, by links where the file system has them."""
+    """Replace a checkpoint folder by a copy of another, made of hard links where the file system has them."""
     new = target.with_name(f"{target.name}.new")
     try:
         shutil.rmtree(new, ignore_errors=True)
@@ -109,12 +110,12 @@ def _copy(source: Path, target: Path) -> None:
                 shutil.copy2(source / name, new / name)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise InputError(target, f"the checkpoint could not be written ({error})", "space on the disk") from None
+        raise InputError(target, f"the checkpoint could not be written ({error})", "free disk space") from None
     _replace(target, new)
 
 
 def _replace(target: Path, new: Path) -> None:
-    """Put a folder in the place of another, which is renamed before it is removed: nobody finds half of it."""
+    """Replace a folder by another. The old one is renamed before it is removed, so no reader sees half of it."""
     old = target.with_name(f"{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -127,7 +128,7 @@ def load(folder: Path) -> Checkpoint:
     """Read and check a checkpoint folder.
 
     Raises:
-        InputError: Something is missing, cut short or changed.
+        InputError: A file is missing, cut short or changed.
     """
     try:
         meta = read_json(folder / META, "a complete checkpoint")
@@ -144,7 +145,9 @@ def load(folder: Path) -> Checkpoint:
         if not path.is_file():
             raise InputError(path, "no such file", "a complete checkpoint")
         if _sha256(path) != hashes.get(name):
-            raise InputError(path, "cut short or changed since it was written", "the content whose hash meta.json has")
+            raise InputError(
+                path, "cut short or changed since it was written", "the content whose hash is in meta.json"
+            )
     try:
         optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         model, method = load_file(folder / MODEL), load_file(folder / METHOD)
@@ -156,35 +159,35 @@ def load(folder: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of a run's ``checkpoints`` folder, and what was wrong with the others."""
-    found: list[Checkpoint] = []
+    """Return the newest complete checkpoint of a ``checkpoints`` folder, and what is wrong with the others."""
+    complete: list[Checkpoint] = []
     problems = []
     for name in _FOLDERS:
         if not (folder / name).exists():
             continue
         try:
-            found.append(load(folder / name))
+            complete.append(load(folder / name))
         except InputError as error:
-            # a write that a kill cut short is no damage: the one before it is whole
+            # a write cut short by a kill does no harm: the checkpoint before it is complete
             if name != "last.new":
                 problems.append(str(error))
-    return max(found, key=lambda checkpoint: int(checkpoint.meta["epoch"]), default=None), problems
+    return max(complete, key=lambda checkpoint: int(checkpoint.meta["epoch"]), default=None), problems
 
 
 def find(run_or_checkpoint: Path) -> Path:
-    """The checkpoint folder meant by a run folder (its last one) or by a checkpoint folder."""
+    """Return a checkpoint folder itself, or the last checkpoint folder of a run folder."""
     if (run_or_checkpoint / META).is_file():
         return run_or_checkpoint
-    for name in _FOLDERS:  # a kill between two renames leaves no last
+    for name in _FOLDERS:  # a kill between two renames leaves no folder "last"
         folder = run_or_checkpoint / "checkpoints" / name
         if (folder / META).is_file():
             return folder
-    found = "no checkpoint" if run_or_checkpoint.is_dir() else "no such folder"
-    raise InputError(run_or_checkpoint, found, "a run folder or a folder with model.safetensors and meta.json")
+    problem = "no checkpoint" if run_or_checkpoint.is_dir() else "no such folder"
+    raise InputError(run_or_checkpoint, problem, "a run folder or a folder with model.safetensors and meta.json")
 
 
 def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors wants them: on the CPU, contiguous, none sharing memory."""
+    """Return the tensors as safetensors needs them: on the CPU, contiguous, with no memory in common."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 

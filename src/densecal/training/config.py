@@ -1,4 +1,4 @@
-"""What a run is made of: recipes and YAML files read into strict sections, with `key.sub=value` overrides."""
+"""The configuration of a run: recipes and YAML files read into strict sections, with `key.sub=value` overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Path_ = str
 
 
 class Section(BaseModel):
-    """A part of the configuration; keys that it does not have are errors."""
+    """A part of the configuration. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -51,7 +51,7 @@ class ScenesConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the images are and how they are fed.
+    """Where the images are and how they are prepared.
 
     Attributes:
         images: Folder of images, folder of a published data set, list file, zip, or several zips.
@@ -59,10 +59,10 @@ class DataConfig(Section):
         validation: List file, share in [0, 1) or number of images held out; or a folder or zip of others.
         scenes: Generated scenes, in place of ``images``.
         size: Side of the square images the network sees.
-        sizes: Sides of which training draws one a batch; ``size`` unless given.
+        sizes: Sides from which training draws one per batch; ``size`` unless given.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Mask value of void pixels.
-        informationless: Share of the images that, anew every epoch, become images in which there is nothing to find,
+        informationless: Share of the images, drawn again every epoch, that are replaced by images without an object,
             with empty masks (foreground masks only).
         augment: ``paper`` (flip, translation, crop), ``code`` (the authors' program), ``none``, or what a published
             network is trained with: ``edn``, ``icon``, ``ebmgsod``.
@@ -84,10 +84,10 @@ class DataConfig(Section):
     workers: Positive | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataConfig:
+    def _check_source(self) -> DataConfig:
         if (self.images is None) == (self.scenes is None):
             raise ValueError(
-                "images and scenes both or neither; expected images (a folder, list file or zips) or scenes"
+                "images and scenes are both given, or neither; expected images (a folder, list file or zips) or scenes"
             )
         if self.scenes is not None and self.classes > 1:
             raise ValueError(f"scenes for {self.classes} classes; expected images: scenes have foreground masks")
@@ -106,8 +106,8 @@ class ModelConfig(Section):
         encoder: timm name.
         weights: ``None``, ``imagenet``, ``offline`` or a file.
         options: Further options of the architecture; numbers up to 4096.
-        calibrator: Put behind the network: fitted on the validation images when training ends, kept in the run folder
-            and applied by prediction and export. One of ``densecal.posthoc.names()`` that looks at logits alone.
+        calibrator: Fitted on the validation images when training ends, kept in the run folder and applied by
+            prediction and export. One of ``densecal.posthoc.names()`` that needs only logits.
     """
 
     arch: str = "unet"
@@ -117,8 +117,8 @@ class ModelConfig(Section):
     calibrator: str | None = None
 
     @model_validator(mode="after")
-    def _no_giant(self) -> ModelConfig:
-        """A stranger's checkpoint must not ask for a network that fills the memory."""
+    def _check_options(self) -> ModelConfig:
+        """Refuse huge options: an untrusted checkpoint must not ask for a network that fills the memory."""
         values = [item for value in self.options.values() for item in (value if isinstance(value, list) else [value])]
         if any(isinstance(value, int | float) and not abs(value) <= 4096 for value in values):
             raise ValueError(f"options {self.options}; expected numbers up to 4096")
@@ -126,7 +126,7 @@ class ModelConfig(Section):
 
 
 class MethodConfig(BaseModel):
-    """The calibration method; further keys are its options."""
+    """The calibration method. Further keys are its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -138,7 +138,7 @@ class MethodConfig(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> MethodConfig:
+    def _check_name_and_options(self) -> MethodConfig:
         if self.name not in methods.names():
             raise ValueError(f"name is {self.name!r}; expected one of {', '.join(methods.names())}")
         allowed = set(methods.options(self.name)) - {"num_samples", "num_classes", "ignore_index", "seed"}
@@ -150,25 +150,25 @@ class MethodConfig(BaseModel):
 
 
 class OptimConfig(Section):
-    """How the weights move.
+    """How the weights are optimised.
 
     Attributes:
-        epochs: Epochs; of the first stage where the method's schedule is ``two-stage``.
+        epochs: Epochs; those of the first stage if the method's schedule is ``two-stage``.
         second_epochs: Epochs of the second stage.
-        batch: Images a step, over all devices.
+        batch: Images per batch, over all devices.
         accumulate: Batches whose gradients are added up before a step.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (with Nesterov's momentum of 0.9).
         betas: Adam's decay rates.
         lr: Learning rate.
-        lrs: Learning rates of parts of the network by name, such as ``encoder``, where they differ; 0 leaves a part
-            as it is.
+        lrs: Learning rates of parts of the network, such as ``encoder``, that differ from ``lr``; 0 leaves a part
+            unchanged.
         weight_decay: Weight decay.
-        schedule: ``paper`` (times 0.9 an epoch after the tenth), ``code`` (the authors' program), ``cosine``,
+        schedule: ``paper`` (times 0.9 per epoch after the tenth), ``code`` (the authors' program), ``cosine``,
             ``constant``, ``poly``, ``triangular`` or ``late-decay``.
-        warmup_steps: Steps over which the learning rate climbs from a hundredth of it.
-        ema: Decay of an average of the weights, which is validated and kept instead of them; 0 is off. At first it is
-            lower: the average reaches back over a third of the steps taken.
-        ema_start: Share of the weights that training began with in that average.
+        warmup_steps: Steps over which the learning rate rises from a hundredth of its value.
+        ema: Decay of a running average of the weights, which is validated and saved in their place; 0 is off. The
+            decay is lower at first, so that the average covers about the last third of the steps taken.
+        ema_start: Share of the initial weights in that average.
     """
 
     epochs: Positive = 30
@@ -186,18 +186,18 @@ class OptimConfig(Section):
     ema_start: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
-    def _average_to_start(self) -> OptimConfig:
+    def _check_average(self) -> OptimConfig:
         if self.ema_start and not self.ema:
             raise ValueError(f"ema_start is {self.ema_start} without an average; expected ema too, such as 0.998")
         return self
 
 
 REMOVED_ENGINE_KEYS = ("channels_last", "compile", "depthwise", "fused")
-"""Switches of densecal 0.1. Files may still have them."""
+"""Switches of densecal 0.1, which files may still contain."""
 
 
 class EngineConfig(Section):
-    """Where and how it runs.
+    """The hardware, and how it is used.
 
     Attributes:
         seed: Seed of everything random.
@@ -205,12 +205,12 @@ class EngineConfig(Section):
         devices: Processes on this machine.
         nodes: Machines.
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
-        graphs: Replay steps and validations as CUDA graphs, on one device without ``optim.accumulate``, and the
-            predictions of the trained model.
+        graphs: Replay training steps (on one device, without ``optim.accumulate``), validation and the predictions
+            of the trained model as CUDA graphs.
         kernels: Train with densecal's own CUDA kernels. Prediction always uses them.
         bins: Bins of the validation's calibration errors.
-        loggers: Who gets the lines of the log: any of ``tensorboard``, ``mlflow``, ``wandb``; TensorBoard where it is
-            installed, unless given.
+        loggers: Any of ``tensorboard``, ``mlflow``, ``wandb``, which get the lines of the log. By default TensorBoard
+            if it is installed.
     """
 
     seed: int = 0
@@ -225,8 +225,8 @@ class EngineConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_old_keys(cls, settings: Any) -> Any:
-        """Read the files of densecal 0.1, which had switches that are gone."""
+    def _drop_removed_keys(cls, settings: Any) -> Any:
+        """Read the files of densecal 0.1, which had more switches."""
         if not isinstance(settings, dict):
             return settings
         kept = {key: value for key, value in settings.items() if key not in REMOVED_ENGINE_KEYS}
@@ -236,7 +236,7 @@ class EngineConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a run."""
 
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -245,21 +245,21 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
-    def _method_fits(self) -> Config:
-        """Options are tried out before any data is read."""
+    def _check_method(self) -> Config:
+        """Create the method once, so that wrong options are reported before any data is read."""
         try:
             with warnings.catch_warnings(action="ignore"):
                 methods.create(self.method.name, num_samples=1, num_classes=self.data.classes, **self.method_options)
         except (TypeError, OverflowError) as error:
             raise ValueError(
-                f"method options {self.method.options} ({error}); expected values of their types"
+                f"method options {self.method.options} ({error}); expected values of the right types"
             ) from None
         except ValueError as error:
             raise ValueError(f"method.{error}") from None
         return self
 
     @model_validator(mode="after")
-    def _calibrator_fits(self) -> Config:
+    def _check_calibrator(self) -> Config:
         kinds = {name: posthoc.registry.find(name) for name in posthoc.names()}
         fitting = [
             name
@@ -271,16 +271,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Config:
+    def _check_warmup(self) -> Config:
         if self.two_stage and "warmup" in self.method.options:
             raise ValueError(
-                "method.warmup beside schedule two-stage; expected optim.epochs alone, which is the first stage"
+                "method.warmup with schedule two-stage; expected optim.epochs alone, which is the first stage"
             )
         return self
 
     @property
     def two_stage(self) -> bool:
-        """Whether a second stage follows, in which the method's rule acts on a frozen accuracy."""
+        """Whether there is a second stage, in which the method uses the accuracy frozen after the first."""
         return self.method.options.get("schedule") == "two-stage"
 
     @property
@@ -290,13 +290,13 @@ class Config(Section):
 
     @property
     def method_options(self) -> dict[str, Any]:
-        """Options for ``methods.create``; the first stage is the method's warm-up."""
-        given = self.method.options
-        return {**given, "warmup": self.optim.epochs} if self.two_stage else given
+        """Options for ``methods.create``. The first of two stages is the method's warm-up."""
+        options = self.method.options
+        return {**options, "warmup": self.optim.epochs} if self.two_stage else options
 
 
 def recipes() -> list[str]:
-    """Names of the recipes that come with densecal."""
+    """List the recipes that come with densecal."""
     folder = resources.files("densecal") / "recipes"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -305,10 +305,10 @@ def load_config(recipe: str, overrides: list[str] | tuple[str, ...] = ()) -> Con
     """Read a recipe by name or a YAML file, and apply overrides such as ``optim.lr=1e-4``.
 
     Raises:
-        InputError: Names the key, what it holds and what it may hold.
+        InputError: Names the key, its value and what was expected.
     """
     settings = _read(recipe)
-    # another method does not take the options that the recipe has for its own
+    # the options in the recipe are for its own method
     for override in overrides:
         if override.startswith("method.name="):
             settings["method"] = {}
@@ -326,7 +326,7 @@ def parse_config(settings: Any, where: str) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as YAML."""
+    """Write the configuration as YAML."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
@@ -335,8 +335,8 @@ def _read(recipe: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         settings = read_yaml(path, "a YAML file of sections")
     elif recipe in recipes():
-        held = resources.files("densecal") / "recipes" / f"{recipe}.yaml"
-        settings = parse_yaml(held.read_text(encoding="utf-8"), recipe, "a YAML file of sections")
+        file = resources.files("densecal") / "recipes" / f"{recipe}.yaml"
+        settings = parse_yaml(file.read_text(encoding="utf-8"), recipe, "a YAML file of sections")
     else:
         raise InputError(recipe, "no such recipe", f"a .yaml file or one of {', '.join(recipes())}")
     if not isinstance(settings, dict):
@@ -356,7 +356,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         value = parse_yaml(text, key, "a value")
     except InputError:
         value = text
-    # YAML reads 1e-4 as text, for want of a dot
+    # YAML reads 1e-4 as text, because it has no dot
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)
@@ -373,9 +373,9 @@ def _apply(settings: dict[str, Any], override: str) -> None:
 
 
 def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
-    """The first setting in which two configurations train something else, with both values.
+    """Return the first setting that makes two configurations train different models, with both values.
 
-    Where a run goes on may change from one call to the next: of ``engine``, only ``seed`` and ``bins`` count.
+    A run may be resumed on other hardware: of ``engine``, only ``seed`` and ``bins`` count.
     """
     before, after = (json.loads(json.dumps(round_floats(config.model_dump(mode="json")))) for config in (was, now))
     for section, keys in before.items():
@@ -387,27 +387,29 @@ def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
 
 
 def _readable(error: ValidationError, where: str) -> InputError:
-    """The first problem that pydantic found, as key, value and what was expected."""
+    """Turn pydantic's first problem into an error that names the key, its value and what was expected."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
-    place = f"{where}: {key}" if key else where
+    location = f"{where}: {key}" if key else where
     if problem["type"] == "extra_forbidden":
         section: Any = Config
         for part in problem["loc"][:-1]:
-            section = _section_of(section, str(part))
-        return InputError(place, "an unknown key", f"one of {', '.join(section.model_fields)}")
+            section = _section_class(section, str(part))
+        return InputError(location, "an unknown key", f"one of {', '.join(section.model_fields)}")
     if problem["type"] == "value_error":
-        found, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
-        return InputError(place, found, expected)
-    return InputError(place, f"{problem['input']!r}", _lower(problem["msg"]))
+        actual, _, expected = problem["msg"].removeprefix("Value error, ").partition("; expected ")
+        return InputError(location, actual, expected)
+    return InputError(location, f"{problem['input']!r}", _expectation(problem["msg"]))
 
 
-def _section_of(section: Any, name: str) -> Any:
-    """The class of a subsection, also where it may be left out."""
+def _section_class(section: Any, name: str) -> Any:
+    """Return the class of a subsection, which may be optional."""
     annotation = section.model_fields[name].annotation
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
 
 
-def _lower(text: str) -> str:
-    return text.removeprefix("Input should be ")[:1].lower() + text.removeprefix("Input should be ")[1:]
+def _expectation(message: str) -> str:
+    """Return what pydantic's message says was expected, starting in lower case."""
+    text = message.removeprefix("Input should be ")
+    return text[:1].lower() + text[1:]

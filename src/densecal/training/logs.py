@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line an epoch, and TensorBoard, MLflow or Weights & Biases where asked for."""
+"""The log of a run: one JSON line per epoch, also sent to TensorBoard, MLflow or Weights & Biases if asked for."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from densecal.errors import InputError
 from densecal.io.atomic import round_floats, write_text
-
-if TYPE_CHECKING:
-    from densecal.training.loggers import Logger
+from densecal.training import loggers
+from densecal.training.loggers import Logger
 
 
 class Log:
-    """Writes `log.jsonl` in a run folder and passes its lines on; loggers are closed at the end of a `with` block.
+    """Writes `log.jsonl` in a run folder and sends its lines to loggers, which a `with` block closes at its end.
 
     Args:
         folder: The run folder.
-        loggers: Who else gets the lines, see `densecal.training.loggers`; TensorBoard where it is installed, if
-            `None`.
-        settings: What the run was configured with, for them.
+        loggers: Names of loggers, see `densecal.training.loggers`. `None` is TensorBoard if it is installed.
+        settings: Configuration of the run, for the loggers.
         enabled: False in all processes but the first.
     """
 
@@ -42,7 +40,7 @@ class Log:
         for name in loggers:
             if importlib.util.find_spec(name) is None:
                 raise InputError(
-                    "engine.loggers", f"{name}, which is not installed", f"a logger that is (pip install {name})"
+                    "engine.loggers", f"{name}, which is not installed", f"an installed logger (pip install {name})"
                 )
         self._names = loggers
         self._settings = settings
@@ -50,21 +48,21 @@ class Log:
         self._loggers: dict[str, Logger] = {}
 
     def keep(self, epochs: int) -> None:
-        """Drop the lines of epochs that a resumed run is about to repeat, and begin to pass lines on."""
+        """Keep the lines of the first epochs, drop those that a resumed run will repeat, and open the loggers."""
         if not self.enabled:
             return
         if self.path.exists():
             self._lines = self.path.read_text(encoding="utf-8").splitlines()[:epochs]
         for name in self._names:
-            self._loggers[name] = self._opened(name, epochs)
+            self._loggers[name] = self._open_logger(name, epochs)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add an epoch; the file is replaced whole, so a reader never sees half a line."""
+        """Add the line of an epoch. The whole file is replaced, so a reader never sees half a line."""
         if not self.enabled:
             return
         self._lines.append(json.dumps(round_floats(line)))
         write_text(self.path, "\n".join(self._lines) + "\n")
-        self._tell(lambda logger: logger.write(line), f"epoch {line['epoch']} was not logged")
+        self._for_each_logger(lambda logger: logger.write(line), f"epoch {line['epoch']} was not logged")
 
     def __enter__(self) -> Log:
         return self
@@ -72,21 +70,19 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tell(lambda logger: logger.close(failed=kind is not None), "the run was not closed")
+        self._for_each_logger(lambda logger: logger.close(failed=kind is not None), "the run was not closed")
 
-    def _tell(self, action: Callable[[Logger], None], lost: str) -> None:
+    def _for_each_logger(self, action: Callable[[Logger], None], failure: str) -> None:
         for name, logger in self._loggers.items():
-            # a server that is away for a while is no reason to stop a training
+            # a server that is down for a while is no reason to stop training
             try:
                 action(logger)
             except Exception as error:
-                warnings.warn(f"{name}: {lost} ({error})", stacklevel=3)
+                warnings.warn(f"{name}: {failure} ({error})", stacklevel=3)
 
-    def _opened(self, name: str, epochs: int) -> Logger:
-        from densecal.training import loggers
-
+    def _open_logger(self, name: str, epochs: int) -> Logger:
         try:
             return loggers.create(name, self.path.parent, self._settings, epochs)
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise InputError("engine.loggers", f"{name} cannot be used ({reason})", "one that is set up") from None
+            raise InputError("engine.loggers", f"{name} cannot be used ({reason})", "a logger that is set up") from None

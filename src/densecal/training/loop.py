@@ -1,4 +1,4 @@
-"""The training loop: explicit, on Lightning Fabric, resumable to the bit after a kill at any moment."""
+"""The training loop, on Lightning Fabric. A run that was killed at any moment resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from densecal.runtime.sharding import join_after_restart
 from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, first_difference, parse_config
 from densecal.training.logs import Log
-from densecal.training.preemption import Place, stop_when_asked
-from densecal.training.run import Run, fabric_of, open_run
+from densecal.training.preemption import Position, stop_when_asked
+from densecal.training.run import Run, create_fabric, open_run
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate
 
-CHECK_EVERY = 50
-"""Steps between looks at the losses on a device that runs ahead; on the CPU every step is looked at."""
-LOGGED = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
+STEPS_BETWEEN_CHECKS = 50
+"""How often the losses are checked on a device that runs ahead. On the CPU every step is checked."""
+LOGGED_FIGURES = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
 
 
 def train(config: Config, out: Path, resume: bool = False, progress: Progress = silent) -> CalibrationResult | None:
@@ -48,77 +48,74 @@ def train(config: Config, out: Path, resume: bool = False, progress: Progress = 
     Args:
         config: What to train.
         out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``.
-        resume: Go on from the last checkpoint there, or start if there is none.
-        progress: Told how far it is, and the figures of each epoch.
+        resume: Continue from the last checkpoint in the folder, or start if there is none.
+        progress: Is told how far the run is, and the figures of each epoch.
 
     Returns:
-        The last validation, or ``None`` if the run was finished already.
+        The last validation, or ``None`` if the run had already finished.
 
     Raises:
         InputError: Bad data, a bad setting, a folder in use, a loss that is not finite.
-        Preempted: SIGTERM or Ctrl-C; ``resume`` goes on at the next step (of several processes, at the next epoch).
+        Preempted: SIGTERM or Ctrl-C. ``resume`` continues at the next step, or with several processes after the
+            last finished epoch.
     """
-    _check_folder(config, out, resume)
-    new = not out.exists()
-    fabric = fabric_of(config)
+    _check_run_folder(config, out, resume)
+    is_new = not out.exists()
+    fabric = create_fabric(config)
     join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
     fabric.launch()
     try:
-        with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as held:
-            if not held:
+        with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as locked:
+            if not locked:
                 raise InputError(out, "another process is training into it", "another folder, or wait until it ends")
             return _train(config, out, resume, progress, fabric)
     finally:
-        if new and fabric.global_rank == 0:
+        if is_new and fabric.global_rank == 0:
             with contextlib.suppress(OSError):  # fails unless the folder is empty, because training never began
                 out.rmdir()
 
 
 def _train(config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> CalibrationResult | None:
-    found, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
-    if found is not None and int(found.meta["epoch"]) >= config.total_epochs:
+    saved, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
+    if saved is not None and int(saved.meta["epoch"]) >= config.total_epochs:
         return None
     run = open_run(config, fabric, progress)
     for note in run.data.notes:
         warnings.warn(note, stacklevel=2)
     _warn_of_long_warmup(run)
-    first = 0
-    best = float("inf")
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
     for problem in problems:
         warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=2)
-    if found is not None:
-        first, best = int(found.meta["epoch"]), float(found.meta["best"])
-        _restore(run, found, out)
-    log.keep(first)
+    first_epoch, best_brier = 0, float("inf")
+    if saved is not None:
+        first_epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
+        _restore_checkpoint(run, saved, out)
+    log.keep(first_epoch)
     if fabric.global_rank == 0:
         write_text(out / "config.yaml", dump_config(config))
     result = None
     with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
-        for epoch in range(first, config.total_epochs):
+        for epoch in range(first_epoch, config.total_epochs):
+            images = len(run.data.train)
+            if run.position is not None:  # the rest of an interrupted epoch
+                images -= run.position.step * config.optim.batch
             start = time.perf_counter()
-            skipped = 0 if run.place is None else run.place.step * config.optim.batch
             loss = train_epoch(run, epoch, progress)
-            if run.place is not None:
-                _save(run, out, epoch, best, improved=False)
-                raise Preempted(f"stopped after step {run.place.step} of epoch {epoch + 1}; --resume goes on there")
-            seconds = time.perf_counter() - start
+            if run.position is not None:
+                _save_checkpoint(run, out, epoch, best_brier, improved=False)
+                raise Preempted(
+                    f"stopped after step {run.position.step} of epoch {epoch + 1}; --resume continues from there"
+                )
+            images_per_second = images / (time.perf_counter() - start)
             result = validate(run, progress)
             run.method.after_epoch(result)
-            line = {
-                "epoch": epoch + 1,
-                "loss": loss,
-                "lr": learning_rate(config.optim, epoch),
-                "images_per_second": (len(run.data.train) - skipped) / seconds,
-                "validation": {name: getattr(result, name) for name in LOGGED},
-                "method": run.method.statistics(),
-            }
-            log.write(line)
-            progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **_shown(loss, result, run.method))
-            improved = result.brier < best
-            best = min(best, result.brier)
+            log.write(_log_entry(run, epoch, loss, images_per_second, result))
+            figures = _progress_figures(loss, result, run.method)
+            progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **figures)
+            improved = result.brier < best_brier
+            best_brier = min(best_brier, result.brier)
             if fabric.global_rank == 0:
-                _save(run, out, epoch + 1, best, improved)
+                _save_checkpoint(run, out, epoch + 1, best_brier, improved)
             fabric.barrier()
     return result
 
@@ -133,82 +130,153 @@ def _warn_of_long_warmup(run: Run) -> None:
         )
 
 
+def _log_entry(
+    run: Run, epoch: int, loss: float, images_per_second: float, result: CalibrationResult
+) -> dict[str, Any]:
+    return {
+        "epoch": epoch + 1,
+        "loss": loss,
+        "lr": learning_rate(run.config.optim, epoch),
+        "images_per_second": images_per_second,
+        "validation": {name: getattr(result, name) for name in LOGGED_FIGURES},
+        "method": run.method.statistics(),
+    }
+
+
 def train_epoch(run: Run, epoch: int, progress: Progress = silent) -> float:
-    """One pass over the training images.
+    """Train on every training image once.
 
     Returns:
-        The mean loss, so far where the process was asked to end; then ``run.place`` says where.
+        The mean loss. If the process was asked to stop, ``run.position`` says after which step it did, and the mean is
+        that of the steps done.
     """
     config, fabric, method = run.config, run.fabric, run.method
     rank, world = fabric.global_rank, fabric.world_size
-    torch.manual_seed(config.engine.seed * 1_000_003 + epoch * world + rank)  # dropout
+    torch.manual_seed(config.engine.seed * 1_000_003 + epoch * world + rank)  # for dropout
     method.start_epoch(epoch)
     run.model.train()
     batches = epoch_batches(len(run.data.train), config.optim.batch, epoch, config.engine.seed, rank, world)
     losses = torch.zeros(len(batches), device=fabric.device)
-    first = _go_on(run, losses)
-    for step, (batch, images, masks) in enumerate(_loaded(run, run.data.train, batches[first:]), first):
-        ids = torch.from_numpy(batch.ids)
-        images, masks = augment(
-            images, masks, ids, epoch, config.engine.seed, config.data.augment, config.data.ignore_index
-        )
-        index = ids.to(fabric.device, non_blocking=True)
-        if config.data.sizes:
-            images, masks = at_random_size(
-                images, masks, config.data.sizes, step, epoch, config.engine.seed, config.data.augment
-            )
+    first_step = _resume_epoch(run, losses)
+    for step, (batch, images, masks) in enumerate(_load_batches(run, run.data.train, batches[first_step:]), first_step):
+        is_last_step = step + 1 == len(batches)
+        updates_weights = (step + 1) % config.optim.accumulate == 0 or is_last_step
+        images, masks = _augment(run, batch, images, masks, step, epoch)
+        index = torch.from_numpy(batch.ids).to(fabric.device, non_blocking=True)
         weight = (index >= 0).float() if batch.own < len(batch.ids) else None
         if config.data.informationless:
-            images, masks, index = _strip(run, ids, images, masks, index, epoch)
+            images, masks, index = _remove_information(run, batch, images, masks, index, epoch)
         images, targets = method.prepare(images, masks, index)
-        last = (step + 1) % config.optim.accumulate == 0 or step + 1 == len(batches)
-        with fabric.no_backward_sync(run.model, enabled=not last):
-            by_optimizer, logits = run.criterion.step(run.model, images, masks, targets, method, weight, index)
-            loss = torch.stack(list(by_optimizer.values())).sum()
-            # a process that was padded weighs less, so that the gradient is that of the whole batch
+        with fabric.no_backward_sync(run.model, enabled=not updates_weights):
+            loss_by_optimizer, logits = run.criterion.step(run.model, images, masks, targets, method, weight, index)
+            loss = torch.stack(list(loss_by_optimizer.values())).sum()
+            # a process with padding counts for less, so that the gradient is that of the whole batch
             share = batch.own * world / batch.whole
             fabric.backward(loss * (share / config.optim.accumulate))
         losses[step] = loss.detach() * share
-        if fabric.device.type == "cpu" or (step + 1) % CHECK_EVERY == 0 or step + 1 == len(batches):
+        if fabric.device.type == "cpu" or (step + 1) % STEPS_BETWEEN_CHECKS == 0 or is_last_step:
             _check_losses(run, losses[: step + 1], batches)
-        if last:
-            _step(run, epoch, step, len(batches))
+        if updates_weights:
+            _update_weights(run, epoch, step, len(batches))
         method.after_step(logits.detach(), masks, index)
         if rank == 0:
             progress(f"Epoch {epoch + 1} of {config.total_epochs}", step + 1, len(batches))
-        if run.stop.is_set() and last:
+        if run.stop.is_set() and updates_weights:
             losses = losses[: step + 1]
-            run.place = Place.here(losses)
+            run.position = Position.after(losses)
             break
     mean = fabric.all_reduce(losses.mean(), reduce_op="mean")
     assert isinstance(mean, Tensor)
     return float(mean)
 
 
-def _go_on(run: Run, losses: Tensor) -> int:
-    """Take up an epoch where it was left; the number of its steps that are done."""
-    place, run.place = run.place, None
-    if place is None:
+def _resume_epoch(run: Run, losses: Tensor) -> int:
+    """Restore the state inside an interrupted epoch, and return the number of steps that are done."""
+    position, run.position = run.position, None
+    if position is None:
         return 0
-    losses[: place.step] = place.losses.to(losses.device)
-    place.restore_random(losses.device)
-    return place.step
+    losses[: position.step] = position.losses.to(losses.device)
+    position.restore_random(losses.device)
+    return position.step
+
+
+def _load_batches(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """Yield batches on the device. Samples that are not there yet are read ahead by a thread."""
+
+    def read() -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        for batch in batches:
+            yield batch, *samples.batch(batch.ids.clip(min=0))  # padding is a copy of sample 0
+
+    config = run.config
+    for batch, images, masks in read() if run.resident else prefetch(read()):
+        yield batch, *to_device(images, masks, run.fabric.device, config.data.classes)
+
+
+def _augment(run: Run, batch: Batch, images: Tensor, masks: Tensor, step: int, epoch: int) -> tuple[Tensor, Tensor]:
+    data, seed = run.config.data, run.config.engine.seed
+    images, masks = augment(images, masks, torch.from_numpy(batch.ids), epoch, seed, data.augment, data.ignore_index)
+    if data.sizes:
+        images, masks = at_random_size(images, masks, data.sizes, step, epoch, seed, data.augment)
+    return images, masks
+
+
+def _remove_information(
+    run: Run, batch: Batch, images: Tensor, masks: Tensor, index: Tensor, epoch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Remove the information from a share of the images.
+
+    They are trained on with clean, empty masks: their index becomes -1, so the method perturbs no label of theirs.
+    """
+    seed, ids = run.config.engine.seed, torch.from_numpy(batch.ids)
+    # chosen on the CPU, so that the device need not be asked how many there are
+    chosen = choose_samples(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
+    if len(chosen):
+        rows = chosen.to(index.device, non_blocking=True)
+        images = images.index_copy(0, rows, without_information(images[rows], masks[rows], ids[chosen], epoch, seed))
+        masks, index = masks.index_fill(0, rows, 0), index.index_fill(0, rows, -1)
+    return images, masks, index
+
+
+def _check_losses(run: Run, losses: Tensor, batches: list[Batch]) -> None:
+    """Raise an error for a loss that is not finite, naming the images of its batch."""
+    finite = losses.isfinite()
+    if bool(finite.all()):
+        return
+    step = int((~finite).nonzero()[0])
+    names = [run.data.train.names[i] for i in batches[step].ids if i >= 0]
+    raise InputError(
+        "loss", f"{float(losses[step])} at step {step + 1} on {', '.join(names)}",
+        "a finite loss (a lower optim.lr, or other images); the last checkpoint is kept",
+    )  # fmt: skip
+
+
+def _update_weights(run: Run, epoch: int, step: int, steps: int) -> None:
+    """Let the optimizers move the weights after a step, one of ``steps`` in the epoch."""
+    optim = run.config.optim
+    rate = learning_rate(optim, epoch + step / steps, steps / optim.accumulate)
+    for optimizer in run.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if run.average is not None:
+        updates = epoch * math.ceil(steps / optim.accumulate) + step // optim.accumulate + 1
+        run.average.follow(updates)
 
 
 @torch.no_grad()
 def validate(run: Run, progress: Progress = silent) -> CalibrationResult:
     """Measure the current weights on the validation images, at the size the network sees."""
-    config, fabric = run.config, run.fabric
+    config, fabric, data = run.config, run.fabric, run.config.data
     network = run.kept_network
     was_training = network.training
     network.eval()
-    data = config.data
     meter = CalibrationMeter(
         config.engine.bins, data.classes, ignore_index=data.ignore_index if data.classes > 1 else None, boundary=False
     )
     size = max(1, config.optim.batch // fabric.world_size)
     batches = validation_batches(len(run.data.validation), size, fabric.global_rank, fabric.world_size)
-    for step, (_, images, masks) in enumerate(_loaded(run, run.data.validation, batches)):
+    for step, (_, images, masks) in enumerate(_load_batches(run, run.data.validation, batches)):
         with fabric.autocast():
             logits = network(images)
         meter.update(logits=logits.float(), masks=masks)
@@ -222,105 +290,61 @@ def validate(run: Run, progress: Progress = silent) -> CalibrationResult:
         raise InputError("data.validation", str(error), "validation masks with valid pixels") from None
 
 
-def _shown(loss: float, result: CalibrationResult, method: Method) -> dict[str, float]:
-    """The figures beside the progress bar."""
-    shown = {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy}
-    mean = {name.removesuffix("_mean"): value for name, value in method.statistics().items() if name.endswith("_mean")}
-    return shown | mean
+def _progress_figures(loss: float, result: CalibrationResult, method: Method) -> dict[str, float]:
+    """Return the figures shown beside the progress bar."""
+    means = {name.removesuffix("_mean"): value for name, value in method.statistics().items() if name.endswith("_mean")}
+    return {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy, **means}
 
 
-def _loaded(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Batches on the device, gathered ahead by a thread where they come from elsewhere; padding copies a sample."""
-
-    def gathered() -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        for batch in batches:
-            yield batch, *samples.batch(batch.ids.clip(min=0))
-
-    for batch, images, masks in gathered() if run.resident else prefetch(gathered()):
-        yield batch, *to_device(images, masks, run.fabric.device, run.config.data.classes)
-
-
-def _strip(
-    run: Run, ids: Tensor, images: Tensor, masks: Tensor, index: Tensor, epoch: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the information out of a share of the images; to the method they are nobody's, with clean, empty masks."""
-    seed = run.config.engine.seed
-    # chosen on the CPU, so that the device need not be asked how many they are
-    taken = choose_samples(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
-    if len(taken):
-        rows = taken.to(index.device, non_blocking=True)
-        stripped = without_information(images[rows], masks[rows], ids[taken], epoch, seed)
-        images = images.index_copy(0, rows, stripped)
-        masks, index = masks.index_fill(0, rows, 0), index.index_fill(0, rows, -1)
-    return images, masks, index
-
-
-def _step(run: Run, epoch: int, batch: int, batches: int) -> None:
-    """Move the weights, after a batch of those of an epoch."""
-    optim = run.config.optim
-    rate = learning_rate(optim, epoch + batch / batches, batches / optim.accumulate)
-    for optimizer in run.optimizers.values():
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if run.average is not None:
-        steps = epoch * math.ceil(batches / optim.accumulate) + batch // optim.accumulate + 1
-        run.average.follow(steps)
-
-
-def _check_losses(run: Run, losses: Tensor, batches: list[Batch]) -> None:
-    """Stop at a loss that is not finite, naming the batch; the last checkpoint was written before it."""
-    finite = losses.isfinite()
-    if bool(finite.all()):
-        return
-    step = int((~finite).nonzero()[0])
-    names = [run.data.train.names[i] for i in batches[step].ids if i >= 0]
-    raise InputError(
-        "loss", f"{float(losses[step])} at step {step + 1} on {', '.join(names)}",
-        "a finite loss (a lower optim.lr, or other images); the last checkpoint is kept",
-    )  # fmt: skip
-
-
-def _save(run: Run, out: Path, epoch: int, best: float, improved: bool) -> None:
-    config = run.config
+def _save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improved: bool) -> None:
+    """Save the state after so many epochs, and as the best checkpoint too if the run improved."""
     training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
     if run.average is not None:
         training["weights"] = run.network.state_dict()
-    if run.place is not None:
-        training["place"] = run.place.state()
-    meta = {"epoch": epoch, "best": best, "samples": _names_digest(run), "config": config.model_dump(mode="json")}
-    # the checkpoint comes last: a kill before it has the epoch done again, and the table with it
+    if run.position is not None:
+        training["place"] = run.position.state()  # the key of existing checkpoints
+    meta = {
+        "epoch": epochs,
+        "best": best_brier,
+        "samples": _hash_names(run),
+        "config": run.config.model_dump(mode="json"),
+    }
+    # the checkpoint comes last: after a kill before it, the epoch is repeated and the table written again
     if isinstance(run.method, Adaptive):
-        values = getattr(run.method, run.method.VALUE)
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["name", "value"])
-        writer.writerows(zip(run.data.train.names, (f"{v:.9g}" for v in values.tolist()), strict=True))
-        write_text(out / "alpha.csv", table.getvalue())
+        _write_values(run.method, run.data.train.names, out / "alpha.csv")
     last = out / "checkpoints" / "last"
     best_folder = last.with_name("best") if improved else None
     weights = run.kept_network.state_dict()
     checkpoint.save(last, weights, run.method.state_dict(), training, meta, best_folder)
 
 
-def _names_digest(run: Run) -> str:
-    """Which images the run trains and validates on; per-image state belongs to their order."""
+def _write_values(method: Adaptive, names: list[str], path: Path) -> None:
+    """Write the value of each training image as a table."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["name", "value"])
+    values = getattr(method, method.VALUE).tolist()
+    writer.writerows(zip(names, (f"{value:.9g}" for value in values), strict=True))
+    write_text(path, table.getvalue())
+
+
+def _hash_names(run: Run) -> str:
+    """Hash the names of the images in their order, to which the state per image belongs."""
     names = ["train", *run.data.train.names, "validation", *run.data.validation.names]
     return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
-    if found.meta.get("samples") != _names_digest(run):
-        raise InputError(out, "a run on other images than those there now", "the images the run was started with")
-    training = dict(found.optimizer)
-    weights, place = training.pop("weights", None), training.pop("place", None)
+def _restore_checkpoint(run: Run, saved: checkpoint.Checkpoint, out: Path) -> None:
+    if saved.meta.get("samples") != _hash_names(run):
+        raise InputError(out, "a run that was started on other images", "the images it was started on")
+    training = dict(saved.optimizer)
+    weights, position = training.pop("weights", None), training.pop("place", None)
     try:
-        run.place = None if place is None else Place(**place)
-        run.kept_network.load_state_dict(found.model)
+        run.position = None if position is None else Position(**position)
+        run.kept_network.load_state_dict(saved.model)
         if weights is not None:
             run.network.load_state_dict(weights)
-        run.method.load_state_dict(found.method)
+        run.method.load_state_dict(saved.method)
         for name, optimizer in run.optimizers.items():
             optimizer.load_state_dict(training[name])
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -328,15 +352,15 @@ def _restore(run: Run, found: checkpoint.Checkpoint, out: Path) -> None:
         raise InputError(out / "checkpoints", problem, "a checkpoint of this run") from None
 
 
-def _check_folder(config: Config, out: Path, resume: bool) -> None:
-    """A run folder is resumed with its own settings, and never overwritten by another run."""
-    held = out / "config.yaml"
-    if not held.exists():
+def _check_run_folder(config: Config, out: Path, resume: bool) -> None:
+    """Raise an error if the folder holds a run and it is not resumed with the settings it was started with."""
+    path = out / "config.yaml"
+    if not path.exists():
         return
     if not resume:
-        raise InputError(out, "a run already", "--resume to go on with it, or another folder")
-    before = parse_config(read_yaml(held, "the configuration of the run"), str(held))
+        raise InputError(out, "already holds a run", "--resume to continue it, or another folder")
+    before = parse_config(read_yaml(path, "the configuration of the run"), str(path))
     difference = first_difference(before, config)
     if difference is not None:
         key, was, now = difference
-        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings to resume")
+        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings, to resume it")

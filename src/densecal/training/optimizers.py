@@ -1,4 +1,4 @@
-"""The optimizers of a run: ``main``, and one for each part of the network that has its own."""
+"""The optimizers of a run: ``main``, and one for each part of the network that is trained separately."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAIN = "main"
 def create_optimizers(network: nn.Module, optim: OptimConfig) -> dict[str, torch.optim.Optimizer]:
     """Create the optimizers by name, with a group of parameters for each learning rate.
 
-    A group's ``factor`` is its learning rate as a share of ``optim.lr``, by which the schedule is multiplied.
+    A group's ``factor`` is its learning rate divided by ``optim.lr``. The schedule is multiplied by it.
 
     Args:
-        network: The bare network; the parts it names in ``separate`` get an optimizer each.
-        optim: Settings; the longest key of ``optim.lrs`` that a parameter's name starts with is its learning rate.
+        network: The bare network. Each part that it names in ``separate`` gets an optimizer of its own.
+        optim: Settings. Of the keys of ``optim.lrs``, the longest that a parameter's name starts with counts.
 
     Raises:
-        InputError: A key of ``optim.lrs`` is no part of the network.
+        InputError: A key of ``optim.lrs`` names no part of the network.
     """
     separate: tuple[str, ...] = getattr(network, "separate", ())
     groups: dict[str, dict[float, list[nn.Parameter]]] = {owner: {} for owner in (MAIN, *separate)}
@@ -34,14 +34,14 @@ def create_optimizers(network: nn.Module, optim: OptimConfig) -> dict[str, torch
             raise InputError(f"optim.lrs.{part}", "no part of the network", f"one of {parts}, or a part of these")
     for name, parameter in network.named_parameters():
         owner = next((part for part in separate if _belongs(name, part)), MAIN)
-        own = max((part for part in optim.lrs if _belongs(name, part)), key=len, default=None)
-        rate = optim.lr if own is None else optim.lrs[own]
+        longest = max((part for part in optim.lrs if _belongs(name, part)), key=len, default=None)
+        rate = optim.lr if longest is None else optim.lrs[longest]
         groups[owner].setdefault(rate, []).append(parameter)
-    return {owner: _optimizer(rates, optim) for owner, rates in groups.items()}
+    return {owner: _create_optimizer(rates, optim) for owner, rates in groups.items()}
 
 
-def _optimizer(rates: dict[float, list[nn.Parameter]], optim: OptimConfig) -> torch.optim.Optimizer:
-    groups = [{"params": ps, "lr": rate, "factor": rate / optim.lr} for rate, ps in rates.items()]
+def _create_optimizer(rates: dict[float, list[nn.Parameter]], optim: OptimConfig) -> torch.optim.Optimizer:
+    groups = [{"params": params, "lr": rate, "factor": rate / optim.lr} for rate, params in rates.items()]
     common: dict[str, Any] = {"lr": optim.lr, "weight_decay": optim.weight_decay, "fused": True}
     if optim.optimizer == "sgd":
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True, **common)

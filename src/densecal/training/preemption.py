@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM or Ctrl-C ends a run between two steps, with a checkpoint to go on from there."""
+"""Requests to stop: SIGTERM or Ctrl-C ends a run between two steps, with a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from densecal.errors import Preempted
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an epoch was left.
+class Position:
+    """Where an epoch was interrupted.
 
     Attributes:
-        step: Steps done.
+        step: Number of steps done.
         losses: Their losses.
-        random: States of the random number generators, of the CPU and the device.
+        random: States of the random number generators of the CPU and, on CUDA, of the device.
     """
 
     step: int
@@ -30,19 +30,19 @@ class Place:
     random: list[Tensor]
 
     @classmethod
-    def here(cls, losses: Tensor) -> Place:
-        """After as many steps as there are losses."""
+    def after(cls, losses: Tensor) -> Position:
+        """Return the position after the steps that these are the losses of."""
         random = [torch.get_rng_state()]
         if losses.is_cuda:
             random.append(torch.cuda.get_rng_state(losses.device))
         return cls(len(losses), losses.clone(), random)
 
     def state(self) -> dict[str, Any]:
-        """Plain tensors and numbers, for a checkpoint."""
+        """Return plain tensors and numbers, for a checkpoint."""
         return {"step": self.step, "losses": self.losses.cpu(), "random": self.random}
 
     def restore_random(self, device: torch.device) -> None:
-        """Let the generators go on as if nothing had happened."""
+        """Restore the random number generators."""
         torch.set_rng_state(self.random[0])
         if device.type == "cuda" and len(self.random) > 1:
             torch.cuda.set_rng_state(self.random[1], device)
@@ -50,32 +50,33 @@ class Place:
 
 @contextmanager
 def stop_when_asked(alone: bool = True) -> Iterator[threading.Event]:
-    """An event that is set when the process is asked to stop; a second signal ends it at once.
+    """Yield an event that is set when the process is asked to stop. A second signal ends the process at once.
 
     Args:
-        alone: Whether this process trains alone; several cannot stop between the same two steps, so they end at once.
+        alone: Whether this process trains alone. Several processes cannot agree on a step to stop after, so a signal
+            ends them at once.
     """
     stop = threading.Event()
     if not alone or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    at_once: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    asked: list[int] = []
+    end_at_once: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    received: list[int] = []
 
-    def ask(number: int, frame: Any) -> None:
-        asked.append(number)
+    def ask_to_stop(number: int, frame: Any) -> None:
+        received.append(number)
         stop.set()
-        signal.signal(number, at_once[number])
+        signal.signal(number, end_at_once[number])
 
-    # the workers of a benchmark ignore the keyboard, which their parent answers
-    heard = [number for number in at_once if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, ask) for number in heard}
+    # the workers of a benchmark ignore Ctrl-C, which their parent handles
+    handled = [number for number in end_at_once if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask_to_stop) for number in handled}
     try:
         yield stop
     except Preempted as stopped:
-        if asked:
-            stopped.number = asked[0]
+        if received:
+            stopped.number = received[0]
         raise
     finally:
         for number, handler in before.items():

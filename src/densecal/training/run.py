@@ -21,13 +21,13 @@ from densecal.runtime.progress import Progress, silent
 from densecal.training.averaging import Average
 from densecal.training.config import Config
 from densecal.training.optimizers import create_optimizers
-from densecal.training.preemption import Place
+from densecal.training.preemption import Position
 from densecal.training.samples import Data, open_data
 
 
 @dataclass
 class Run:
-    """Everything that a step, a validation or a checkpoint touches."""
+    """Everything that a step, a validation or a checkpoint uses."""
 
     config: Config
     fabric: Fabric
@@ -36,24 +36,24 @@ class Run:
     """Whether all samples are on the device."""
     model: _FabricModule
     network: nn.Module
-    """The module behind ``model``, which may be wrapped for several processes."""
+    """The module inside ``model``, which may be a wrapper for several processes."""
     average: Average | None
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
     criterion: Criterion
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the process is asked to end."""
-    place: Place | None = None
-    """Where an interrupted epoch goes on."""
+    """Set when the process is asked to stop."""
+    position: Position | None = None
+    """Where an interrupted epoch continues."""
 
     @property
     def kept_network(self) -> nn.Module:
-        """The weights to validate and keep: their average where there is one."""
+        """The network to validate and save: that of the averaged weights if there is one."""
         return self.network if self.average is None else self.average.network
 
 
-def fabric_of(config: Config) -> Fabric:
-    """Choose the devices, processes and precision that a configuration asks for."""
+def create_fabric(config: Config) -> Fabric:
+    """Create a Fabric with the devices, processes and precision of a configuration."""
     engine = config.engine
     cuda = torch.cuda.is_available() if engine.accelerator == "auto" else engine.accelerator == "cuda"
     if cuda and not torch.cuda.is_available():
@@ -70,20 +70,23 @@ def fabric_of(config: Config) -> Fabric:
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run:
-    """Open the data of a run and assemble it. The network is built and its kernels compiled while images are packed."""
+    """Open the data of a run and assemble it.
+
+    The network is built and its kernels are compiled while images are packed.
+    """
     failed = threading.Event()
-    with ThreadPoolExecutor(1) as beside:
-        building = beside.submit(_build_and_rehearse, config, fabric, failed)
+    with ThreadPoolExecutor(1) as executor:
+        network = executor.submit(_build_and_rehearse, config, fabric, failed)
         try:
             data = open_data(config.data, progress)
         except BaseException:
             failed.set()
             raise
-    return assemble(config, fabric, data, building.result())
+    return assemble(config, fabric, data, network.result())
 
 
 def _build_and_rehearse(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
-    # a new thread starts on the first device
+    # a new thread would use the first device
     with torch.cuda.device(fabric.device) if fabric.device.type == "cuda" else contextlib.nullcontext():
         network = fast_network(config, fabric)
         if _is_replayed(network, config, fabric) and not failed.is_set():
@@ -109,11 +112,11 @@ def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> 
 
 
 def initial_network(config: Config, device: torch.device) -> SegmentationModel:
-    """Build the network of a run on its device; its random weights follow from the seed alone."""
+    """Build the network of a run on its device. Its random weights depend on the seed alone."""
     torch.manual_seed(config.engine.seed)
-    given = config.model
+    model = config.model
     try:
-        network = build(given.arch, given.encoder, given.weights, config.data.classes, **given.options)
+        network = build(model.arch, model.encoder, model.weights, config.data.classes, **model.options)
     except InputError:
         raise
     except ValueError as error:
@@ -123,13 +126,13 @@ def initial_network(config: Config, device: torch.device) -> SegmentationModel:
 
 
 def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationModel | None = None) -> Run:
-    """Put the network, the method and the optimizers of a run on its device, as fast as the device allows.
+    """Put the network, the method and the optimizers of a run on its device.
 
     Args:
         config: What to train.
-        fabric: Where.
-        data: On what.
-        network: Of ``fast_network``; built here unless given.
+        fabric: Devices and precision.
+        data: Training and validation samples.
+        network: From ``fast_network``; built here unless given.
     """
     engine, optim = config.engine, config.optim
     if optim.batch < fabric.world_size:
@@ -140,7 +143,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
         config.method.name,
         num_samples=len(data.train),
         num_classes=config.data.classes,
-        # packed foreground masks hold 0 to 1: no value of theirs may mean void
+        # packed foreground masks hold values from 0 to 1, none of which may mean void
         ignore_index=config.data.ignore_index if config.data.classes > 1 else 255,
         seed=engine.seed,
         **config.method_options,
@@ -148,10 +151,10 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     criterion = criterion_of(network.network)
     if config.method.name == "mixup" and not is_plain(network.network):
         raise InputError(
-            "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another"
+            "method.name", f"mixup for {network.arch}, whose losses need masks of unmixed images", "another method"
         )
     optimizers = create_optimizers(network.network, optim)
-    model, *ready = fabric.setup(network, *optimizers.values())
-    optimizers = dict(zip(optimizers, ready, strict=True))
+    model, *wrapped = fabric.setup(network, *optimizers.values())
+    optimizers = dict(zip(optimizers, wrapped, strict=True))
     resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
     return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)

@@ -1,4 +1,4 @@
-"""The samples of a run: what they are, in which order an epoch takes them, and batches on the device."""
+"""The samples of a run: where they come from, their order in an epoch, and batches on the device."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from densecal.training.config import DataConfig, ScenesConfig
 
 
 class Samples(Protocol):
-    """Images and masks by index; the packed cache is one, generated scenes are another."""
+    """Images and masks by index, such as the packed cache or generated scenes."""
 
     names: list[str]
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """uint8 images (B, 3, H, W) and uint8 masks (B, H, W)."""
+        """Return uint8 images (B, 3, H, W) and uint8 masks (B, H, W)."""
         ...
 
     def resident(self, device: torch.device | str) -> bool:
-        """Keep everything on the device if it fits."""
+        """Keep all samples on the device if they fit, and return whether they do."""
         ...
 
 
 class ArraySamples:
-    """Samples that are in memory already.
+    """Samples in memory.
 
     Args:
-        names: One a sample.
+        names: One per sample.
         images: uint8 (N, H, W, 3).
         masks: uint8 (N, H, W).
     """
@@ -59,7 +59,7 @@ class ArraySamples:
         """Gather samples."""
         if self._on_device is not None:
             images, masks = self._on_device
-            # a blocking copy would let every step wait for the one before
+            # a blocking copy would make every step wait for the one before
             rows = torch.from_numpy(indices).to(images.device, non_blocking=True)
             return images[rows].permute(0, 3, 1, 2), masks[rows]
         # numpy, because torch in a second thread starts threads of its own that take the network's cores
@@ -67,7 +67,7 @@ class ArraySamples:
         return torch.from_numpy(images_).permute(0, 3, 1, 2), torch.from_numpy(masks_)
 
     def resident(self, device: torch.device | str) -> bool:
-        """Move everything to a CUDA device."""
+        """Move all samples to a CUDA device, and return whether it is one."""
         if torch.device(device).type != "cuda":
             return False
         self._on_device = (torch.from_numpy(self._images).to(device), torch.from_numpy(self._masks).to(device))
@@ -76,7 +76,7 @@ class ArraySamples:
 
 @dataclass(frozen=True)
 class Data:
-    """The two sides of a run, and what packing them had to say."""
+    """The training and validation samples of a run, and the warnings of packing them."""
 
     train: Samples
     validation: Samples
@@ -85,7 +85,7 @@ class Data:
 
 @dataclass(frozen=True)
 class SceneSource:
-    """Generated scenes, read by name as the files of a ``Source`` are.
+    """Generated scenes, read by name like the files of a ``Source``.
 
     Attributes:
         names: One per scene.
@@ -129,9 +129,9 @@ class Part:
     """The training or the validation images of a run.
 
     Attributes:
-        paths: What the configuration names; empty for generated scenes.
-        source: Where images and masks are read.
-        names: The samples.
+        paths: Paths in the configuration; empty for generated scenes.
+        source: Reads images and masks.
+        names: Names of the samples.
     """
 
     paths: list[str]
@@ -140,7 +140,7 @@ class Part:
 
 
 def open_parts(config: DataConfig) -> tuple[Part, Part]:
-    """Find the training and the validation images of a configuration, unread.
+    """Find the training and the validation images of a configuration without reading them.
 
     Raises:
         InputError: Files are missing, or one of the two parts would be empty.
@@ -150,38 +150,38 @@ def open_parts(config: DataConfig) -> tuple[Part, Part]:
     assert config.images is not None
     paths = config.images if isinstance(config.images, list) else [config.images]
     source = open_source(config.images, config.masks)
-    given = config.validation
-    if isinstance(given, str) and (Path(given).is_dir() or given.lower().endswith(".zip")):
-        other = open_source(given)
-        return Part(paths, source, source.names), Part([given], other, other.names)
-    train, validation = split(source.names, given, seed=0)
+    held_out = config.validation
+    if isinstance(held_out, str) and (Path(held_out).is_dir() or held_out.lower().endswith(".zip")):
+        other = open_source(held_out)
+        return Part(paths, source, source.names), Part([held_out], other, other.names)
+    train, validation = split(source.names, held_out, seed=0)
     if not validation:
-        raise InputError("data.validation", f"{given!r}, which leaves no image", "at least one image")
+        raise InputError("data.validation", f"{held_out!r}, which leaves no image", "at least one image")
     return Part(paths, source, train), Part(paths, source, validation)
 
 
 def open_data(config: DataConfig, progress: Progress = silent) -> Data:
     """Open, and pack where needed, the training and validation samples of a configuration."""
-    sides: list[Samples] = []
+    parts: list[Samples] = []
     notes: list[str] = []
-    for side, part in zip(("training", "validation"), open_parts(config), strict=True):
+    for purpose, part in zip(("training", "validation"), open_parts(config), strict=True):
         if isinstance(part.source, SceneSource):
-            sides.append(part.source.samples(part.names))
+            parts.append(part.source.samples(part.names))
             continue
         assert isinstance(part.source, Source)
         packed = pack(
             part.source,
             part.names,
             config.size,
-            Path(config.cache) / side if config.cache else _cache_folder(config, part),
+            Path(config.cache) / purpose if config.cache else _cache_folder(config, part),
             classes=config.classes,
             workers=config.workers,
-            progress=retitle(progress, f"Packing {side} images"),
+            progress=retitle(progress, f"Packing {purpose} images"),
             ignore_index=config.ignore_index,
         )
-        sides.append(packed)
-        notes += [f"{side}: {warning}" for warning in packed.warnings]
-    train, validation = sides
+        parts.append(packed)
+        notes += [f"{purpose}: {warning}" for warning in packed.warnings]
+    train, validation = parts
     return Data(train, validation, notes)
 
 
@@ -190,8 +190,8 @@ class Batch:
     """The samples of one process in one step.
 
     Attributes:
-        ids: Sample ids; -1 pads where a process has one sample less than another.
-        whole: Samples of this step over all processes.
+        ids: Sample ids; -1 is padding, where a process has one sample less than another.
+        whole: Number of samples in this step over all processes.
     """
 
     ids: NDArray[np.int64]
@@ -199,30 +199,30 @@ class Batch:
 
     @property
     def own(self) -> int:
-        """Samples that are not padding."""
+        """Number of samples that are not padding."""
         return int((self.ids >= 0).sum())
 
 
 def epoch_batches(count: int, batch: int, epoch: int, seed: int, rank: int, world: int) -> list[Batch]:
-    """The batches of one process in an epoch.
+    """Return the batches of one process in an epoch.
 
-    The order is a function of (seed, epoch). Batches differ in size by at most one, so that none is left over.
+    The order is a function of (seed, epoch). Batches differ in size by at most one, so no small batch is left over.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
     order = torch.randperm(count, generator=generator).numpy()
     pieces = -(-count // batch)
     if batch > 1 and count // pieces == 1 < count:  # one image alone has no batch statistics
         pieces = max(1, count // batch)
-    return [_shared_out(whole, rank, world) for whole in np.array_split(order, pieces)]
+    return [_share_of_process(whole, rank, world) for whole in np.array_split(order, pieces)]
 
 
 def validation_batches(count: int, batch: int, rank: int, world: int) -> list[Batch]:
-    """The batches of one process's share of the validation samples, in order."""
+    """Return the batches of one process's share of the validation samples, in order."""
     own = np.arange(rank, count, world)
     return [Batch(own[i : i + batch], len(own[i : i + batch])) for i in range(0, len(own), batch)]
 
 
-def _shared_out(whole: NDArray[np.int64], rank: int, world: int) -> Batch:
+def _share_of_process(whole: NDArray[np.int64], rank: int, world: int) -> Batch:
     ids = np.full(-(-len(whole) // world), -1, np.int64)
     mine = whole[rank::world]
     ids[: len(mine)] = mine
@@ -230,7 +230,10 @@ def _shared_out(whole: NDArray[np.int64], rank: int, world: int) -> Batch:
 
 
 def to_device(images: Tensor, masks: Tensor, device: torch.device, classes: int) -> tuple[Tensor, Tensor]:
-    """Images as floats in [0, 1]; foreground masks (B, 1, H, W) as floats in [0, 1], labels (B, H, W) as int64."""
+    """Move a batch to the device in the types that methods take.
+
+    Images and foreground masks (B, 1, H, W) become floats in [0, 1], class labels (B, H, W) int64.
+    """
     images = images.to(device, non_blocking=True).to(torch.float32, memory_format=torch.channels_last) / 255
     masks = masks.to(device, non_blocking=True)
     return images, masks.long() if classes > 1 else masks[:, None].float() / 255
@@ -246,7 +249,7 @@ def _scene_parts(config: ScenesConfig, size: int) -> tuple[Part, Part]:
 
 
 def _cache_folder(config: DataConfig, part: Part) -> Path:
-    """A folder of the user's cache that depends on what is packed and how."""
+    """Return a folder of the user's cache whose name depends on what is packed and how."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "densecal" / "packed"
     digest = hashlib.sha256()
     paths = [*part.paths, *([config.masks] if config.masks else [])]

@@ -7,30 +7,31 @@ import math
 from densecal.training.config import OptimConfig
 
 SECOND_STAGE_FACTOR = 0.1
-"""A second stage refines a trained model: schedules that do not simply go on start again from this share."""
+"""Schedules that restart in a second stage, which refines a trained model, do so at this share of the rate."""
 WARMUP_START = 0.01
+"""Share of the rate at which a warm-up begins."""
 
 
 def learning_rate(optim: OptimConfig, epoch: float, epoch_steps: float = 1.0) -> float:
-    """The learning rate at an epoch counted from 0 (fractional inside an epoch).
+    """Return the learning rate at an epoch, counted from 0 and fractional inside an epoch.
 
-    ``paper``: times 0.9 for every epoch after the tenth. ``code``: after epoch e (from 1) times 0.95 ** (e // 10),
-    compounding. ``late-decay``: after epoch e times 0.9 ** (e // 20), compounding. These three go on into a second
-    stage. Over a stage of E epochs ``cosine`` and ``poly``, (1 - e / E) ** 0.9, fall to zero, and ``triangular``,
-    1 - abs(2 (e + 1) / (E + 1) - 1), climbs and falls by the epoch.
+    ``paper`` multiplies it by 0.9 for every epoch after the tenth. ``code`` multiplies it by 0.95 ** (e // 10) after
+    each epoch e, counted from 1, and ``late-decay`` by 0.9 ** (e // 20). These three continue into a second stage.
+    The others restart. Over a stage of E epochs ``cosine`` and ``poly``, (1 - e / E) ** 0.9, fall to zero.
+    ``triangular``, 1 - abs(2 (e + 1) / (E + 1) - 1), rises and falls and changes once per epoch.
 
     Args:
         optim: Settings.
         epoch: Epochs done.
-        epoch_steps: Steps of the optimizer in an epoch, which ``warmup_steps`` are counted in.
+        epoch_steps: Steps of the optimizer per epoch, the unit of ``warmup_steps``.
     """
-    rate = _scheduled(optim, epoch)
+    rate = _scheduled_rate(optim, epoch)
     if optim.warmup_steps:
         rate *= min(1.0, WARMUP_START + (1.0 - WARMUP_START) * epoch * epoch_steps / optim.warmup_steps)
     return rate
 
 
-def _scheduled(optim: OptimConfig, epoch: float) -> float:
+def _scheduled_rate(optim: OptimConfig, epoch: float) -> float:
     whole = int(epoch)
     if optim.schedule == "paper":
         return optim.lr * 0.9 ** max(0, whole + 1 - 10)
