@@ -93,7 +93,7 @@ def test_equals_pysodmetrics_on_float_maps(pair: tuple[Map, Mask], power: int) -
 @pytest.mark.parametrize("size", [1e-30, 1e-70, 1e-90])
 def test_equals_pysodmetrics_where_probabilities_are_tiny_beside_the_object(size: float) -> None:
     mask = np.zeros((8, 8), dtype=bool)
-    mask[:3, :3] = True
+    mask[0, :3] = True  # the quadrants below its centroid have no foreground
     prediction = np.where(mask, 1.0, size * np.arange(64).reshape(8, 8))
     prediction[0, 7] = 0.0
     pair = (prediction, mask)
