@@ -321,7 +321,7 @@ def test_a_device_that_runs_ahead_has_its_losses_checked_by_the_end_of_the_epoch
 
     monkeypatch.setattr(assembled, "criterion", SimpleNamespace(step=spoiled))
     monkeypatch.setattr(assembled, "fabric", FabricLike(assembled.fabric, device=RunsAhead("cpu")))
-    with pytest.raises(InputError, match="^loss: nan at step 2 on "):
+    with pytest.raises(InputError, match=r"^loss: nan at step 2 on "):
         train_epoch(assembled, 0)
     assert next(steps) == 6, "all five steps of the epoch were made"
 
