@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from densecal.rng import normal, uniform
+from densecal.rng import Stream, normal, uniform
 
 MASK = (1 << 64) - 1
 
@@ -61,6 +61,13 @@ def test_draws_are_uniform_across_samples_and_within_one(draws):
     assert values.max() < 1
     assert stats.kstest(values, "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+
+
+def test_streams_keep_their_numbers_so_that_a_run_of_an_older_version_resumes_with_the_same_draws():
+    numbers = {"LABEL": 10, "MODERATION_NOISE": 11, "MMCE_PIXEL": 20, "MIXUP": 21, "AUGMENT": 201, "SIZE": 301}
+    numbers |= {"COLOUR": 302, "MASK_NOISE": 303, "EBM_TRAINING": 310, "EBM_PREDICTION": 311}
+    numbers |= {f"INFORMATIONLESS_{name}": 401 + i for i, name in enumerate(("KIND", "PHASE", "PATCH", "CROP"))}
+    assert numbers.items() <= {stream.name: stream.value for stream in Stream}.items()
 
 
 def test_by_default_one_number_of_stream_0_is_drawn():

@@ -130,6 +130,13 @@ def test_a_pickled_cache_is_opened_again_and_not_copied(tmp_path: Path, source: 
     assert packed.images[4].any(), "what is open stays readable"
 
 
+def test_a_pickled_cache_is_opened_without_reading_its_data(tmp_path: Path, source: Source) -> None:
+    data = pickle.dumps(pack(source, NAMES, 16, tmp_path / "cache"))
+    with (tmp_path / "cache" / packed_module.IMAGES).open("r+b") as stream:
+        stream.write(b"\x01\x02\x03")  # hashing the data would notice, and takes minutes for a large cache
+    assert pickle.loads(data).images[0, 0, 0].tolist() == [1, 2, 3]
+
+
 def test_a_pickled_cache_is_not_taken_for_one_of_the_same_samples_with_other_content(
     tmp_path: Path, source: Source
 ) -> None:

@@ -54,6 +54,7 @@ def test_edn_draws_the_flip_the_choice_to_crop_and_all_four_edges_independently(
         assert edge.min() > -1e-4
         assert edge.max() == pytest.approx(7 / 224, abs=2e-4)
         assert edge.mean() == pytest.approx(7 / 448, rel=0.05)
+    assert max(before.max(), after.max()) == pytest.approx(7 / 224, abs=5e-5)
 
 
 def test_icon_crops_up_to_an_eighth_of_each_side_anywhere() -> None:

@@ -1,4 +1,4 @@
-"""Errors about an unexpected folder layout say what the folder holds."""
+"""Maps are matched with masks and read at their size. Errors about an unexpected folder layout say what it holds."""
 
 import zipfile
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from densecal.errors import InputError
-from densecal.io.pairs import find_comparisons, find_pairs
+from densecal.io.pairs import Pair, find_comparisons, find_maps, find_pairs, read_class_pair
 from tests.running import run
 
 
@@ -22,6 +22,26 @@ def test_an_error_about_missing_masks_names_the_subfolders(tmp_path):
     save(tmp_path / "maps" / "x.png", tmp_path / "masks" / "city" / "x.png")
     with pytest.raises(InputError, match=r"masks: no mask, but subfolders \(city\)"):
         find_pairs(tmp_path / "maps", tmp_path / "masks")
+
+
+def test_a_folder_that_is_missing_is_named_with_what_it_should_hold(tmp_path):
+    save(tmp_path / "maps" / "x.png")
+    with pytest.raises(InputError, match="nowhere: no such folder; expected a folder of masks"):
+        find_pairs(tmp_path / "maps", tmp_path / "nowhere")
+    with pytest.raises(InputError, match="nowhere: no such folder; expected a folder of prediction maps"):
+        find_maps(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("size", "resized"), [((4, 6), False), ((6, 4), True), ((8, 12), True)])
+def test_a_softmax_map_is_resized_only_if_its_size_differs_from_that_of_the_mask(tmp_path, size, resized):
+    stored = np.random.default_rng(0).dirichlet(np.ones(3), size).transpose(2, 0, 1).astype(np.float32)
+    np.save(tmp_path / "x.npy", stored)
+    Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6) % 3).save(tmp_path / "x.png")
+    prediction, labels, was_resized = read_class_pair(Pair("x", tmp_path / "x.npy", tmp_path / "x.png"), classes=3)
+    assert was_resized is resized
+    assert prediction.shape == (3, *labels.shape) == (3, 4, 6)
+    if not resized:
+        np.testing.assert_array_equal(prediction, stored)
 
 
 def test_two_levels_of_folders_are_methods_and_data_sets(tmp_path):

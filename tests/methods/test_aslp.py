@@ -334,6 +334,16 @@ def test_a_gap_of_exactly_0_is_not_negative():
     assert method.statistics()["negative_share"] == pytest.approx(1 / 3)
 
 
+def test_the_share_of_negative_gaps_is_that_of_all_batches_of_the_epoch():
+    method = create_quietly("aslp-mc", num_samples=4, lam=500.0)
+    for epoch, wrong in enumerate(([2, 2], [2, 0, 0], [0, 1])):  # images with a negative gap in batches of two
+        method.start_epoch(epoch)
+        for count in wrong:
+            logits = torch.tensor([-1.0] * count + [1.0] * (2 - count)).view(2, 1, 1, 1)
+            method.after_step(logits, torch.ones(2, 1, 1, 1), torch.tensor([0, 3]))
+        assert method.statistics()["negative_share"] == pytest.approx(sum(wrong) / 2 / len(wrong))
+
+
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_accuracies_of_0_and_1_are_accepted(accuracy):
     method = create_quietly("aslp-mc")

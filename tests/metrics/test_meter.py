@@ -8,6 +8,7 @@ from densecal.metrics import CalibrationMeter, calibration_errors
 from densecal.metrics.bootstrap import with_image_ece
 from tests.metrics import reference
 from tests.metrics.test_calibration import close, make_maps, softmax_maps
+from tests.metrics.test_fine_bins import OnAccelerator
 
 BOUNDARY = ("ece_boundary_5", "ece_boundary_15")
 
@@ -307,6 +308,17 @@ def test_invalid_pixels_counted_on_an_accelerator_prevent_a_result():
     meter.sketch.add_invalid(torch.tensor([True, False, True]))
     with pytest.raises(ValueError, match="2 pixels with probabilities outside"):
         meter.compute()
+
+
+@pytest.mark.parametrize(("options", "top"), [({}, 1), ({"num_classes": 3}, 2)])
+def test_labels_beyond_the_classes_are_noted_on_an_accelerator(options, top, monkeypatch):
+    labels = torch.tensor([[-1, 0, 1, top, top + 1, 255]]).as_subclass(OnAccelerator)
+    wrong = [True, False, False, False, True]
+    for valid, void_is_wrong in ((None, True), (labels != 255, False)):
+        meter, noted = CalibrationMeter(ignore_index=255, **options), []
+        monkeypatch.setattr(meter.sketch, "add_invalid", noted.append)
+        meter._check_labels(labels, valid)
+        assert noted[0].flatten().tolist() == [*wrong, void_is_wrong]
 
 
 @pytest.mark.parametrize(

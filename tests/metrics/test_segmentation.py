@@ -90,6 +90,16 @@ def test_equals_pysodmetrics_on_float_maps(pair: tuple[Map, Mask], power: int) -
     assert_like_oracle(score([(prediction, pair[1])]), pysodmetrics_scores([(stretched, pair[1])]))
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-70, 1e-90])
+def test_equals_pysodmetrics_where_probabilities_are_tiny_beside_the_object(size: float) -> None:
+    mask = np.zeros((8, 8), dtype=bool)
+    mask[0, :3] = True  # the quadrants below its centroid have no foreground
+    prediction = np.where(mask, 1.0, size * np.arange(64).reshape(8, 8))
+    prediction[0, 7] = 0.0
+    pair = (prediction, mask)
+    assert_like_oracle(score([pair]), pysodmetrics_scores([pair]))
+
+
 def test_equals_pysodmetrics_on_scenes() -> None:
     scenes = [scene(seed, 90 + 10 * seed, 150 - 5 * seed) for seed in range(8)]
     assert_like_oracle(score(scenes), pysodmetrics_scores(scenes))

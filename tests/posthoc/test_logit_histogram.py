@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from densecal.posthoc import LogitHistogram, create, logit_histogram
-from densecal.posthoc.logit_histogram import fine_bin, level_logits
+from densecal.posthoc.logit_histogram import fine_bin, level_logits, logit
 from densecal.posthoc.scores import score_histogram
 
 from .common import crooked, histogram_of, honest, probabilities
@@ -25,6 +25,12 @@ FITS = ("temperature", "platt", "beta", "isotonic", "histogram")
 def binned(monkeypatch):
     """Count every pixel in fine bins from the start."""
     monkeypatch.setattr(logit_histogram, "EXACT_PIXELS", 0)
+
+
+def test_sure_probabilities_have_finite_logits_and_both_ends_are_alike():
+    ends = torch.tensor([0.0, 1e-8, 1e-7, 1 - 1e-7, 1 - 1e-8, 1.0], dtype=torch.float64)
+    largest = np.log((1 - 1e-7) / 1e-7)
+    np.testing.assert_allclose(logit(ends), [-largest] * 3 + [largest] * 3, rtol=1e-9)
 
 
 @given(st.floats(-16000, 16000), st.floats(-16000, 16000))

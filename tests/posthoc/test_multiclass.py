@@ -10,6 +10,7 @@ from scipy.special import expit, log_softmax
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, create
+from densecal.posthoc import temperature as temperature_module
 from densecal.posthoc.scores import score_batches
 
 from .common import class_batches
@@ -61,6 +62,15 @@ def test_temperature_finds_logits_of_any_scale(scale):
         float(create("temperature", num_classes=4).fit(lambda b=b: b).temperature) for b in (batches, scaled)
     )
     assert actual == pytest.approx(scale * own, rel=1e-9)
+
+
+def test_the_search_for_a_temperature_ends_after_60_passes(monkeypatch):
+    no_minimum = temperature_module._Sums(pixels=1.0, slope=-1.0, curvature=0.0, slope_at_zero=-1.0, wrong=1.0)
+    passes = []
+    monkeypatch.setattr(temperature_module, "_pass", lambda *arguments: passes.append(arguments) or no_minimum)
+    with pytest.raises(InputError, match="no minimum after 60 passes"):
+        create("temperature", num_classes=3).fit(list)
+    assert len(passes) == 60
 
 
 def test_two_classes_are_the_same_as_one_logit():

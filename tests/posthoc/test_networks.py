@@ -153,6 +153,55 @@ def test_nothing_is_learned_from_void_pixels(name):
             create(name).fit(lambda: only_void, ignore_index=255)
 
 
+def test_no_value_of_a_foreground_mask_is_void_by_default():
+    as_bytes = [Batch(b.logits, 255 * b.masks, b.images) for b in mistakes_are_red()]
+    a, b = (create("selective", epochs=1).fit(data) for data in (mistakes_are_red, lambda: as_bytes))
+    assert all(torch.equal(a.state_dict()[key], b.state_dict()[key]) for key in a.state_dict())
+    with pytest.raises(ValueError, match=r"masks outside \[0, 1\]"):
+        create("local-temperature", epochs=1).fit(lambda: as_bytes)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_detector_sees_logits_the_window_around_a_pixel_and_its_colour(classes):
+    calibrator = create("selective", num_classes=classes)
+    features = []
+    calibrator.detector.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    generator = torch.Generator().manual_seed(0)
+    z = 2 * torch.randn(2, classes, 6, 9, generator=generator)
+    images = torch.rand(2, 3, 6, 9, generator=generator)
+    calibrator(z, images)
+    p = z.sigmoid()[:, 0] if classes == 1 else z.softmax(dim=1).amax(dim=1)
+    own = [z[:, 0], z[:, 0].abs()] if classes == 1 else list(z.log_softmax(dim=1).unbind(dim=1))
+    mean, variance = torch.empty_like(p), torch.empty_like(p)
+    for row, column in itertools.product(range(6), range(9)):
+        window = p[:, max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3].flatten(1)
+        mean[:, row, column], variance[:, row, column] = window.mean(dim=1), window.var(dim=1, correction=0)
+    expected = torch.stack([*own, mean, variance, *images.unbind(dim=1)], dim=1)
+    torch.testing.assert_close(features[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_wrong_pixel_weighs_more_in_the_mean_loss_of_the_detector(monkeypatch):
+    caught = []
+
+    def without_training(network, batches, loss, *_, **__):
+        caught.extend(float(loss(network, batch)) for batch in batches())
+        return network
+
+    monkeypatch.setattr("densecal.posthoc.selective.train_copy", without_training)
+    batches = mistakes_are_red(images=2, size=5)
+    batches[1].masks[..., 0] = 255
+    calibrator = create("selective", weight=3.0).fit(lambda: batches, ignore_index=255)
+    for loss, batch in zip(caught, batches, strict=True):
+        total = weights = 0.0
+        chances = calibrator.error_logits(batch.logits, batch.images).sigmoid()
+        for z, label, chance in zip(batch.logits.flatten(), batch.masks.flatten(), chances.flatten(), strict=True):
+            wrong = bool(z > 0) != bool(label == 1)
+            weight = 0 if label == 255 else 3 if wrong else 1
+            total -= weight * math.log(chance if wrong else 1 - chance)
+            weights += weight
+        assert loss == pytest.approx(total / weights, rel=1e-5)
+
+
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("void", [None, 255, 7])
 def test_the_loss_of_a_batch_is_the_mean_nll_of_its_valid_pixels(classes, void):

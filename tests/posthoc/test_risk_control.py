@@ -124,6 +124,12 @@ def test_the_number_of_images_needed_is_enough_and_one_less_is_not(alpha, needed
         sure_and_right(needed - 1).control(alpha)
 
 
+def test_every_alpha_for_which_the_images_suffice_has_a_threshold():
+    alpha = 0.25 - 1e-12  # as far below 1/4 as rounding may take it
+    assert alpha + 1e-12 == 1 / 4
+    assert sure_and_right(3).control(alpha).threshold == 1.0
+
+
 def test_thresholds_are_thousandths_by_default():
     curve = RiskCurve()
     for _ in range(9):

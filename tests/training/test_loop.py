@@ -24,7 +24,7 @@ from densecal.data.scenes import generate, write
 from densecal.errors import InputError, Preempted
 from densecal.methods import Method
 from densecal.training import loop
-from densecal.training.loop import train, train_epoch
+from densecal.training.loop import train, train_epoch, validate
 from densecal.training.run import assemble, create_fabric, initial_network
 from densecal.training.samples import Batch, epoch_batches, open_data
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
@@ -296,6 +296,44 @@ def test_the_first_step_whose_loss_is_not_finite_is_named_with_its_images(assemb
     names = ", ".join(f"train-{i:05}" for i in batch.ids)
     with pytest.raises(InputError, match=f"^loss: {value} at step {step} on {names}; expected a finite loss"):
         train_epoch(assembled, epoch)
+
+
+class FabricLike:
+    """A Fabric of which a test sets some attributes."""
+
+    def __init__(self, fabric, **attributes):
+        self.fabric = fabric
+        vars(self).update(attributes)
+
+    def __getattr__(self, name):
+        return getattr(self.fabric, name)
+
+
+def test_a_device_that_runs_ahead_has_its_losses_checked_by_the_end_of_the_epoch(assembled, monkeypatch):
+    class RunsAhead(str):
+        type = "cuda"
+
+    plain, steps = assembled.criterion, itertools.count(1)
+
+    def spoiled(*arguments):
+        losses, logits = plain.step(*arguments)
+        return {"main": losses["main"] + (math.nan if next(steps) == 2 else 0)}, logits
+
+    monkeypatch.setattr(assembled, "criterion", SimpleNamespace(step=spoiled))
+    monkeypatch.setattr(assembled, "fabric", FabricLike(assembled.fabric, device=RunsAhead("cpu")))
+    with pytest.raises(InputError, match=r"^loss: nan at step 2 on "):
+        train_epoch(assembled, 0)
+    assert next(steps) == 6, "all five steps of the epoch were made"
+
+
+def test_processes_validate_every_image_once_though_they_are_more_than_the_images_of_a_batch(assembled, monkeypatch):
+    images = 0
+    for rank in range(5):
+        monkeypatch.setattr(assembled, "fabric", FabricLike(assembled.fabric, global_rank=rank, world_size=5))
+        images += validate(assembled).images
+        monkeypatch.undo()
+    assert images == len(assembled.data.validation) == 6
+    assert assembled.config.optim.batch == 4
 
 
 def test_of_several_losses_that_are_not_finite_the_first_is_named_without_padding():

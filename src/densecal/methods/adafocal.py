@@ -76,7 +76,7 @@ class AdaFocal(Method):
 
     Every bin of p_t, the probability of the true class, has its own gamma: focal loss where gamma > 0, inverse
     focal loss -(1 + p_t)^|gamma| log p_t where gamma < 0. After each epoch the validation's top-label confidences
-    give new equal-mass bins, and every gamma moves by their calibration error, see `updated_gamma`. Bins are
+    give new equal-mass bins, and every gamma moves by their calibration error, see `update_gamma`. Bins are
     looked up with a detached p_t; the first takes everything below it and the last everything above it. For one
     sigmoid logit confidences are at least 0.5, so every pixel with p_t < 0.5 is in the first bin.
 
