@@ -317,7 +317,7 @@ def test_a_failed_fit_leaves_the_old_file_alone(folders):
         (("fit", "platt", "MAPS", "MASKS", "--classes", "3", "--out", "c.json"), "platt: 3 classes"),
         (("fit", "vector", "MAPS", "MASKS", "--out", "c.json"), "vector: number of classes: 1"),
         (("fit", "selective", "MAPS", "MASKS", "--images", "EMPTY", "--out", "c.json"), "no image"),
-        (("apply", "none.json", "MAPS", "--out", "o"), "none.json: No such file"),
+        (("apply", "none.json", "MAPS", "--out", "o"), "none.json: no such file"),
         (("apply", "CAL", "nowhere", "--out", "o"), "nowhere: no such folder"),
         (("apply", "CAL", "EMPTY", "--out", "o"), "no prediction map"),
         (("apply", "CAL", "MAPS", "--out", "MAPS"), "another folder"),

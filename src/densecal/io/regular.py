@@ -21,7 +21,7 @@ def kind_of(path: Path) -> str | None:
     """Return what a path is, links followed, if it is not a regular file; ``None`` for one, or for nothing."""
     try:
         return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
