@@ -50,7 +50,7 @@ def read_bytes(path: Path, expected: str, limit: int) -> bytes:
         InputError: It cannot be read, is too large, or is not a regular file.
     """
     try:
-        check_regular(path)
+        check_regular(path, expected)
         with path.open("rb") as stream:
             content = stream.read(limit + 1)
     except OSError as error:

@@ -25,8 +25,12 @@ def kind_of(path: Path) -> str | None:
         return None
 
 
-def check_regular(path: Path) -> None:
+def check_regular(path: Path, expected: str = "a regular file") -> None:
     """Refuse to read anything but a regular file.
+
+    Args:
+        path: Where to look. Links are followed.
+        expected: What the error says should be there.
 
     Raises:
         InputError: It is something else.
@@ -34,4 +38,4 @@ def check_regular(path: Path) -> None:
     """
     kind = kind_of(path)
     if kind is not None:
-        raise InputError(path, kind, "a regular file")
+        raise InputError(path, kind, expected)
