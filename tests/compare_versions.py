@@ -3,7 +3,8 @@
     python -m tests.compare_versions OLD_CHECKOUT [NEW_CHECKOUT]
 
 Every JSON file must be equal but for the keys in `IGNORED`, the parameters of calibrators within 1e-9, float maps
-within 1e-12, other maps and every weight to the bit. A refactoring that is meant to change nothing is checked with it; it takes some minutes.
+within 1e-12, other maps and every weight to the bit. Use it to check a refactoring that is meant to change nothing. It
+takes some minutes.
 """
 
 from __future__ import annotations
