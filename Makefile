@@ -15,11 +15,12 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
-# property tests with new examples; damaged files and killed commands, with the counts printed; about ten minutes
+# property tests with new examples; damaged and malicious files, kills of commands and at every file operation, with the
+# counts printed; about ten minutes on two quiet cores
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=default -m hypothesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.fuzz --cases 10000
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 50
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 200
 
 # changes the source in 200 places, one at a time: at least 92 % must make a test fail; about an hour
 mutants: $(STAMP)

@@ -27,6 +27,8 @@ IGNORED = {"schema", "densecal", "seconds", "training_seconds", "images_per_seco
     *("channels_last", "compile", "depthwise", "fused", "kernels")
 }
 """Keys that say when, how fast, by which version or with which speed settings a file was written."""
+COMMENTS = ("% ", "<!-- densecal ")
+"""How lines of tables begin that say what made them."""
 CALIBRATOR_TOLERANCE = 1e-9
 MAP_TOLERANCE = 1e-12
 """For float maps. A calibrator may differ in the last bit, and so may the maps that it made."""
@@ -183,7 +185,8 @@ def _difference(a: Path, b: Path, old: Path, new: Path) -> list[str]:
         tolerance = CALIBRATOR_TOLERANCE if '"densecal": "calibrator"' in texts[0] else 0.0
         values = [[json.loads(line) for line in side] for side in lines]
         return list(_json_differences(*values, "", tolerance))
-    return [] if texts[0] == texts[1] else ["other text"]
+    first, second = ([line for line in text.splitlines() if not line.startswith(COMMENTS)] for text in texts)
+    return [] if first == second else ["other text"]
 
 
 def _json_differences(a: Any, b: Any, key: str, tolerance: float) -> list[str]:

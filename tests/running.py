@@ -24,10 +24,10 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def interpreted(script: Path) -> dict:
+def interpreted(script: Path, *arguments: str) -> dict:
     """What a script prints last, as JSON, with Triton's kernels run by its interpreter."""
     done = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
+        [sys.executable, str(script), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

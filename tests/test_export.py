@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from scipy.special import expit, log_expit, softmax
 from torch import nn
 
@@ -103,6 +104,38 @@ def test_a_run_becomes_a_file_that_agrees_with_pytorch(run, tmp_path, monkeypatc
     assert (loaded.producer_name, loaded.opset_import[0].version) == ("densecal", 18)
 
 
+def bilinear(p, height, width):
+    """Resize a map as cameras' pipelines do: pixel centres at half integers, edges repeated."""
+    rows = np.clip((np.arange(height) + 0.5) * p.shape[0] / height - 0.5, 0, p.shape[0] - 1)
+    columns = np.clip((np.arange(width) + 0.5) * p.shape[1] / width - 0.5, 0, p.shape[1] - 1)
+    by_row = np.stack([np.interp(rows, np.arange(p.shape[0]), column) for column in p.T], axis=1)
+    return np.stack([np.interp(columns, np.arange(p.shape[1]), row) for row in by_row])
+
+
+def test_predict_like_onnx_writes_the_maps_of_the_file(run, tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, size in enumerate([(50, 70), (32, 32), (20, 90)]):
+        Image.fromarray(noise(*size, 3, seed=i)).save(photos / f"{i}.png")
+    file = tmp_path / "model.onnx"
+    assert command(monkeypatch, "export", run, "--out", file, "--input", "uint8") == 0
+    for option, folder in (("--like-onnx", "like"), (None, "logits")):
+        options = [] if option is None else [option]
+        arguments = ["predict", run, photos, "--out", tmp_path / folder, "--format", "npy", *options]
+        assert command(monkeypatch, *arguments) == 0
+    largest = {"like": 0.0, "logits": 0.0}
+    for path in photos.iterdir():
+        image = Image.open(path)
+        seen = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1)[None]
+        expected = bilinear(probabilities(file, seen)[0, 0], image.height, image.width)
+        for folder in largest:
+            map_ = np.load(tmp_path / folder / f"{path.stem}.npy")
+            largest[folder] = max(largest[folder], np.abs(map_ - expected).max())
+    assert largest["like"] < 1e-3 < largest["logits"]
+    tiled = ["predict", run, photos, "--out", tmp_path / "tiled", "--like-onnx", "--tile", 64]
+    assert command(monkeypatch, *tiled) == 2
+
+
 def test_the_example_goes_from_a_run_to_calibrated_probabilities(run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "model.onnx"
     monkeypatch.setattr(sys, "argv", ["export_onnx.py", str(run), str(out)])
@@ -162,7 +195,7 @@ def test_a_file_that_disagrees_is_not_written(tmp_path, monkeypatch, capsys):
     pretend(monkeypatch, Drifting())
     former = tmp_path / "former.onnx"
     former.write_bytes(b"former")
-    assert command(monkeypatch, "export", tmp_path, "--out", former) == 1
+    assert command(monkeypatch, "export", tmp_path, "--out", former, "--force") == 1
     assert re.search(
         r"differs from PyTorch by \S+ in a probability, on a batch of 1 of 32 x 32; expected 1e-04",
         capsys.readouterr().err,

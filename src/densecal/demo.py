@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from densecal.calibrate.runs import train_and_calibrate
 from densecal.data.scenes import Scenes, generate, write
@@ -27,6 +29,13 @@ HELD_OUT_SEED = 1000
 """Differs from the recipe's seed, so that no held-out scene was used in training or validation."""
 MARKER = ".densecal-demo"
 RUNS = {"bce": ["method.name=bce"], "aslp-mc": []}
+_FILES = [
+    f"/{MARKER}", "/evaluation.json", "/report.html", "/held-out/images/*.png", "/held-out/masks/*.png",
+    *(f"/{run}/{file}" for run in RUNS for file in ("config.yaml", "log.jsonl", "alpha.csv", "loggers.json", ".lock")),
+    *(f"/{run}/{file}" for run in RUNS for file in ("checkpoints/*/*", "tensorboard/events.*")),
+    *(f"/maps/{run}/*.png" for run in RUNS),
+]  # fmt: skip
+"""What a demonstration writes."""
 
 
 def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
@@ -76,11 +85,21 @@ def _clear(out: Path) -> None:
         raise InputError(
             out, "a file, or a folder that is not a demonstration", "a new folder, or an earlier demonstration"
         )
-    known = {MARKER, "held-out", "maps", "evaluation.json", "report.html", *RUNS}
-    foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
+    foreign = sorted(str(path) for path in _files_in(out) if not any(path.match(known) for known in _FILES))
     if foreign:
         raise InputError(out, f"other files ({', '.join(foreign[:3])})", "a new folder, or an earlier demonstration")
-    shutil.rmtree(out)
+    for entry in list(out.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _files_in(folder: Path) -> Iterator[PurePath]:
+    """Yield the paths of all files in a folder, relative to it and with a leading slash; links are not followed."""
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        yield from ("/" / PurePath(parent).relative_to(folder) / name for name in (*files, *links))
 
 
 def _lead(evaluations: list[Evaluation]) -> list[str]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from densecal.names import printable
+
 MAX_FOUND = 500
 """Longest description of what was found, in characters; longer ones are cut."""
 
 
 class InputError(ValueError):
     """Bad input from the user; the command line prints it as one line and exits with code 2.
+
+    Control characters and bytes that are not UTF-8 are escaped (`densecal.names`), so that it can be printed.
 
     Args:
         where: The file, folder or configuration key that is wrong.
@@ -19,10 +23,10 @@ class InputError(ValueError):
     """
 
     def __init__(self, where: str | Path, found: str, expected: str) -> None:
-        self.where = str(where)
+        self.where, found = printable(str(where)), printable(" ".join(found.split("\n")))
         self.found = found if len(found) <= MAX_FOUND else f"{found[: MAX_FOUND - 3]}..."
-        self.expected = expected
-        super().__init__(f"{self.where}: {self.found}; expected {expected}")
+        self.expected = printable(expected)
+        super().__init__(f"{self.where}: {self.found}; expected {self.expected}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         """Make the error picklable, so that a worker process can return it."""

@@ -2,18 +2,23 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from densecal.errors import InputError
 from densecal.io.atomic import write_atomically, write_text
 from densecal.io.documents import read_json, read_lines
 from densecal.io.map_files import read_map
+from densecal.training.config import dump_config
+from densecal.training.loop import train
 from tests.adversarial.common import assert_one_line, densecal, write_set
+from tests.training.common import small_config
 
 INPUTS = {
     "a map": ("maps/2.png", ["evaluate", "maps", "masks"]),
@@ -65,6 +70,51 @@ def test_readers_refuse_special_files_and_follow_links_to_regular_ones(tmp_path,
     (tmp_path / "link.png").symlink_to(tmp_path / "maps" / "0.png")
     (tmp_path / "link.json").symlink_to(tmp_path / "cal.json")
     assert read(tmp_path / ("link.png" if read is read_map else "link.json")) is not None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("special")
+    train(small_config("optim.epochs=1", "engine.loggers=[]"), folder / "run")
+    return folder
+
+
+OF_A_RUN = {
+    "weights of a model": ("run/checkpoints/last/model.safetensors", ["predict", "run", "photos", "--out", "out"]),
+    "state of an optimizer": ("run/checkpoints/last/optimizer.pt", ["predict", "run", "photos", "--out", "out"]),
+    "meta.json": ("run/checkpoints/last/meta.json", ["predict", "run/checkpoints/last", "photos", "--out", "out"]),
+    "a log": ("run/log.jsonl", ["report", "run", "--out", "page.html"]),
+    "settings": ("run/config.yaml", ["train", "demo", "--out", "run", "--resume"]),
+    "pretrained weights": ("w.safetensors", ["train", "demo", "model.weights=w.safetensors", "--out", "new"]),
+    "a pickle": ("w.pth", ["train", "demo", "model.weights=w.pth", "--out", "new"]),
+    "a validation list": ("v.txt", ["train", "own.yaml", "--out", "new"]),
+    "a list": ("photos.txt", ["predict", "run", "photos.txt", "--out", "out"]),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("kind", ["a named pipe", "a device"])
+def test_no_file_of_a_run_is_waited_for(run, tmp_path, name, kind):
+    path, command = OF_A_RUN[name]
+    write_set(tmp_path)
+    shutil.copytree(run / "run", tmp_path / "run")
+    data = {"images": "photos", "masks": "masks", "validation": "v.txt", "scenes": None, "size": 32}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**yaml.safe_load(dump_config(small_config())), "data": data}))
+    make_special(tmp_path / path, kind)
+    assert_one_line(densecal(tmp_path, *command))
+
+
+@pytest.mark.parametrize("file", ["images.u8", "masks.u8", "manifest.json"])
+@pytest.mark.parametrize("kind", ["a named pipe", "a device"])
+def test_a_special_file_in_a_cache_is_a_damaged_cache(tmp_path, file, kind):
+    write_set(tmp_path)
+    command = ["data", "pack", "photos", "masks", "--size", "16", "--workers", "1", "--out", "cache"]
+    assert densecal(tmp_path, *command)[0] == 0
+    make_special(tmp_path / "cache" / file, kind)
+    code, out, errors = densecal(tmp_path, *command)
+    assert code == 0, errors
+    assert "4 samples, packed" in out
+    assert (tmp_path / "cache" / file).is_file()
 
 
 # ------------------------------------------------------------------ outputs

@@ -22,6 +22,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
@@ -46,7 +47,7 @@ from densecal.metrics import calibration_errors
 from densecal.prediction.ensembles import with_mc_dropout
 from densecal.prediction.predictor import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
-from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, write_tables
+from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, terminal_tables, write_tables
 from densecal.report.inputs import read_inputs
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
@@ -56,7 +57,7 @@ from tests.training.common import command, environment, run
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = [
     "data.size=32", "data.scenes.train=16", "data.scenes.validation=6", "optim.batch=4", "optim.epochs=3",
-    "optim.lr=0.01", "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
+    "optim.lr=0.01", "model.options={decoder_channels: [16, 16, 8, 8, 8]}", "method={}",
 ]  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def whole(tmp_path_factory):
         ({"seeds": [0, 0]}, "seeds: 0 twice"),
         ({"seeds": ["a"]}, r"seeds.0: 'a'; expected a valid integer"),
         ({"datasets": [{"name": "a"}]}, r"datasets.0: none or several of images, scenes and informationless"),
-        ({"datasets": [{"name": "a", "scenes": {}, "ood": True}]}, r"datasets.0: ood or masks without images"),
+        ({"datasets": [{"name": "a", "scenes": {}, "ood": True}]}, r"datasets.0: ood, masks or groups without images"),
         ({"datasets": [{"name": "a", "scenes": {"counts": 1}}]}, r"counts: an unknown key; expected one of count"),
         ({"datasets": [{"name": "validation", "scenes": {}}]}, r"datasets: the name 'validation'"),
         ({"ensembles": ["other"]}, "ensembles has 'other'"),
@@ -701,8 +702,11 @@ def test_tuning_looks_at_validation_images_alone_and_trains_the_choice_once(tmp_
 
 
 def record(ece, oe=0.01, f_max=0.9, more=None):
-    more_bins = {str(bins): Calibration({"ece_ew": value, "oe_ew": oe}, {}) for bins, value in (more or {}).items()}
-    return small_record({"ece_ew": ece, "oe_ew": oe}, {"f_max": f_max}, more_bins=more_bins)
+    def figures(error):
+        return {"ece_ew": error, "oe_ew": oe, "oe_ew_weighted": 0.9 * oe, "ece_em": error / 2, "oe_em_weighted": 0.007}
+
+    more_bins = {str(bins): Calibration(figures(value), {}) for bins, value in (more or {}).items()}
+    return small_record(figures(ece), {"f_max": f_max}, more_bins=more_bins)
 
 
 def row(label, *eces, dataset="held-out", method=None, grid=None, reference="", **figures):
@@ -729,7 +733,30 @@ def test_best_and_second_are_those_of_the_means():
     assert r"b & \textbf{2.00} {\scriptsize$\pm$ 1.41}" in tex
     assert r"a & \underline{3.00}" in tex
     assert r"\multicolumn{2}{c}{held-out}" in tex
-    assert tex.count(r"\midrule") == 2
+    assert tex.count(r"\midrule") == 2 * 2  # one table per binning
+
+
+def test_tables_have_the_papers_form_of_over_confidence_and_its_other_binnings():
+    study = summary([row("a", 0.02, 0.04), row("b", 0.01, 0.03)])
+    text = markdown_text(study)
+    assert "| method | ECE | OE weighted |\n| --- | ---: | ---: |\n| a | *3.00* ± 1.41 | 0.90 ± 0.00 |" in text
+    assert "OE weighted: each bin's over-confidence times its confidence, the form of the paper's tables." in text
+    assert "## Bins of equal mass\n\n| method | ECE em | OE em weighted |\n" in text
+    assert "| a | *1.50* ± 0.71 | 0.70 ± 0.00 |" in text
+    details = text.split("## held-out")[1]
+    assert "| method | ECE | OE | OE weighted | ECE em |" in details
+    assert "| a | *3.00* ± 1.41 | 1.00 ± 0.00 | 0.90 ± 0.00 |" in details
+    tex = latex_text(study)
+    assert r"Method & ECE\textsubscript{EM} $\downarrow$ & OE\textsubscript{EM} $\downarrow$ \\" in tex
+    shown = "".join(rendered(table) for table in terminal_tables(study))
+    assert all(name in shown for name in ("OE weighted", "OE em weighted", "Bins of equal mass"))
+    assert "sweep" not in shown  # these records do not have it
+
+
+def rendered(table):
+    console = Console(file=io.StringIO(), width=160)
+    console.print(table)
+    return console.file.getvalue()
 
 
 def test_the_table_holds_mean_and_spread_of_the_result_files(whole):
@@ -880,7 +907,7 @@ def test_figures_are_drawn_for_what_there_is(tmp_path):
     )  # fmt: skip
     drawn = [path.name for path in write_benchmark_figures(study, tmp_path)]
     assert drawn == [
-        "joint-held-out.png", "sweep-slp-alpha-10-bins.png", "sweep-slp-alpha-100-bins.png",
+        "joint-held-out.png", "joint-bins-held-out.png", "sweep-slp-alpha-10-bins.png", "sweep-slp-alpha-100-bins.png",
         "sweep-aslp-mc-eta-10-bins.png", "sweep-aslp-mc-eta-100-bins.png", "convergence.png",
     ]  # fmt: skip
     for name in drawn:

@@ -368,6 +368,122 @@ def test_risk_control_needs_enough_images(folders):
     assert code == 2
 
 
+def test_risk_control_by_groups(folders):
+    arguments = folders / "maps" / "png8", folders / "masks", "--json", folders / "risk.json"
+    code, text, _ = run("risk-control", *arguments, "--alpha", "0.4", "--groups", r"a\.(1?)")
+    assert code == 2  # "a.0" and others have an empty group
+    listed = folders / "patients.csv"
+    listed.write_text("".join(f"a.{i},{i // 3}\n" for i in range(12)))
+    code, text, _ = run("risk-control", *arguments, "--alpha", "0.4", "--groups", listed)
+    assert code == 0
+    assert "from 12 images in 4 groups" in text
+    assert "at most 40 % expected on a new group" in text
+    record = json.loads((folders / "risk.json").read_text())
+    assert (record["images"], record["groups"]) == (12, 4)
+    code, _, error = run("risk-control", *arguments, "--alpha", "0.1", "--groups", listed)
+    assert code == 2
+    assert "4 groups for alpha 0.1; expected at least 9 (1/alpha - 1)" in error
+
+
+def test_a_useless_guarantee_exits_with_3_and_says_what_would_be_of_use(folders):
+    for path in (folders / "maps" / "npy").iterdir():
+        np.save(path, np.zeros(SIZE, np.float32))
+    arguments = folders / "maps" / "npy", folders / "masks", "--alpha", "0.2", "--json", folders / "risk.json"
+    code, text, error = run("risk-control", *arguments)
+    assert code == 3
+    assert "foreground is p >= 0 " in text
+    message = (
+        "alpha 0.2 is met only by calling every pixel foreground, which is of no use; no alpha below 1 does better"
+    )
+    assert error == f"densecal: risk-control: foreground: {message}\n"
+    record = json.loads((folders / "risk.json").read_text())
+    assert (record["trivial"], record["smallest_alpha"], record["fpr"]) == (True, None, 1.0)
+    for path in (folders / "maps" / "npy").iterdir():  # a third of the foreground is lost with the background
+        mask = np.asarray(Image.open(folders / "masks" / f"{path.stem}.png"))
+        np.save(path, np.where(mask & (np.arange(SIZE[1]) % 3 > 0), 0.5, 0.0).astype(np.float32))
+    code, text, error = run("risk-control", *arguments)
+    assert code == 3
+    smallest = json.loads((folders / "risk.json").read_text())["smallest_alpha"]
+    assert f"the smallest alpha without that is {smallest:g}" in error
+    assert 0.3 < smallest < 0.45
+    assert run("risk-control", *arguments[:3], str(smallest))[0] == 0
+
+
+@pytest.fixture
+def risk_folders(tmp_path):
+    """softmax/ and labels/ of three classes: the third is in the last 4 of 20 images only; class 3 is void."""
+    rng = np.random.default_rng(0)
+    for folder in ("softmax", "labels"):
+        (tmp_path / folder).mkdir()
+    for i in range(20):
+        z = gaussian_filter(rng.normal(size=(3, 12, 14)), (0, 2, 2)) * 12
+        z[2] += 0 if i >= 16 else -50
+        p = np.exp(z) / np.exp(z).sum(axis=0)
+        labels = (rng.random((12, 14)) > np.cumsum(p, axis=0)).sum(axis=0).clip(max=2)
+        labels[0] = 3
+        np.save(tmp_path / "softmax" / f"{i:02}.npy", p.astype(np.float32))
+        Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "labels" / f"{i:02}.png")
+    return tmp_path
+
+
+def read_classes(folder):
+    for path in sorted((folder / "softmax").iterdir()):
+        labels = np.asarray(Image.open(folder / "labels" / f"{path.stem}.png"))
+        yield np.load(path)[:, 1:], labels[1:]
+
+
+def test_every_class_has_a_threshold_from_the_images_that_show_it(risk_folders):
+    arguments = risk_folders / "softmax", risk_folders / "labels", "--json", risk_folders / "risk.json"
+    code, text, error = run("risk-control", *arguments, "--classes", "3", "--ignore-index", "3", "--alpha", "0.25")
+    assert (code, error) == (0, "")
+    content = json.loads((risk_folders / "risk.json").read_text())
+    assert (content["alpha"], [entry["class"] for entry in content["classes"]]) == (0.25, [0, 1, 2])
+    for k, entry in enumerate(content["classes"]):
+        pairs = [(p[k], y == k) for p, y in read_classes(risk_folders) if (y == k).any()]
+
+        def bound(threshold, pairs=pairs):
+            return (sum(1 - (p >= threshold)[y].mean() for p, y in pairs) + 1) / (len(pairs) + 1)
+
+        assert entry["images"] == len(pairs)
+        assert entry["bound"] == pytest.approx(bound(entry["threshold"]))
+        assert bound(entry["threshold"]) <= 0.25 < bound(entry["threshold"] + 0.001)
+        assert f"class {k} is p >= {entry['threshold']:g} " in text
+    assert content["classes"][2]["images"] == 4
+    assert text.count("at most 25 % expected on a new image that shows it") == 3
+
+
+def test_a_class_that_too_few_images_show_has_no_threshold(risk_folders):
+    arguments = risk_folders / "softmax", risk_folders / "labels", "--json", risk_folders / "risk.json"
+    code, text, error = run("risk-control", *arguments, "--classes", "3", "--ignore-index", "3", "--alpha", "0.15")
+    assert code == 3
+    assert (
+        error
+        == "densecal: risk-control: class 2: 4 images show it; expected at least 6 (1/alpha - 1) for a threshold\n"
+    )
+    content = json.loads((risk_folders / "risk.json").read_text())
+    assert content["classes"][2] == {"class": 2, "threshold": None, "images": 4}
+    assert "class 1 is p >= " in text
+    assert "class 2" not in text
+    code, _, error = run("risk-control", *arguments, "--classes", "3", "--ignore-index", "3", "--alpha", "1.5")
+    assert code == 2
+
+
+def test_classes_by_groups(risk_folders):
+    arguments = risk_folders / "softmax", risk_folders / "labels", "--json", risk_folders / "risk.json"
+    options = "--classes", "3", "--ignore-index", "3", "--alpha", "0.5", "--groups"
+    listed = risk_folders / "groups.csv"
+    listed.write_text("".join(f"{i:02},{i // 2}\n" for i in range(20)))
+    code, _text, error = run("risk-control", *arguments, *options, listed)
+    assert (code, error) == (0, "")
+    entries = json.loads((risk_folders / "risk.json").read_text())["classes"]
+    assert [(entry["images"], entry["groups"]) for entry in entries][2] == (4, 2)
+    units = [[], []]
+    for i, (p, y) in enumerate(read_classes(risk_folders)):
+        if (y == 2).any():
+            units[(i - 16) // 2].append(1 - (p[2] >= entries[2]["threshold"])[y == 2].mean())
+    assert entries[2]["bound"] == pytest.approx((sum(map(np.mean, units)) + 1) / 3)
+
+
 def test_help_loads_no_torch():
     script = (
         "import sys; sys.argv = ['densecal', 'calibrate', 'fit', '--help']\n"

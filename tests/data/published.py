@@ -90,6 +90,7 @@ SETS: dict[str, tuple[str, Callable[[Path, list[str]], Path]]] = {
     "ECSSD": ("ECSSD", plain("images", "ground_truth_mask")),
     "HKU-IS": ("HKU-IS", plain("imgs", "gt", ".png")),
     "DTD": ("dtd", dtd),
+    "DTD without objects": ("DTD_Texture_500", plain("Image", "GT")),
     "COD10K train": ("COD10K-v3/Train", plain("Image", "GT_Object")),
     "COD10K test": ("COD10K-v3/Test", plain("Image", "GT_Object")),
     "CAMO train": ("CAMO-V.1.0-CVIU2019", camo("Train")),

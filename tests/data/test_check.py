@@ -14,7 +14,7 @@ from densecal.data.check import KINDS, NOTES, Report, check
 from densecal.errors import InputError
 
 from . import published, samples
-from .test_duplicates import COPIES, photograph
+from .test_duplicates import COPIES, frame, photograph
 
 NAMES = [f"n{i:02}" for i in range(6)]
 
@@ -166,6 +166,28 @@ def test_copies_in_another_set(root: Path, tmp_path: Path):
     assert files_by_kind(report) == {"shared": [["n03.png", "b.png"]], "near-shared": [["n04.png", "c.jpg"]]}
     assert not report.fine
     assert check(root, against=[samples.zipped(tmp_path / "x.zip", ["a"])], workers=1).fine
+
+
+def test_similar_images_are_not_wrong(tmp_path: Path):
+    for folder, time in (("a", 0), ("b", 1)):
+        for seed in range(3):
+            samples.save(frame(seed, time), tmp_path / folder / f"{folder}{seed}.png")
+    report = check(tmp_path / "a", against=[tmp_path / "b"], workers=1)
+    assert files_by_kind(report) == {"similar-shared": [[f"a{i}.png", f"b{i}.png"] for i in range(3)]}
+    assert report.fine
+    assert report.count("similar-shared") == "3 pairs among 6 images"
+
+
+def test_copies_are_counted_as_pairs_among_images(root: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    for name in ("a", "b", "c"):
+        samples.save(photograph(3), other / f"{name}.png")
+    report = check(root, against=[other], workers=1)
+    assert report.count("shared") == "3 pairs among 4 images"
+    assert report.as_dict()["copies"] == {"shared": {"pairs": 3, "images": 4}}
+    assert check(other, workers=1).count("duplicate") == "3 pairs among 3 images"
+    code, text = run(other)
+    assert (code, "3 pairs among 3 images" in text) == (1, True)
 
 
 def test_zips_and_processes(tmp_path: Path):

@@ -165,11 +165,11 @@ def test_an_empty_folder_is_filled_without_a_warning(
     assert caplog.records == []
 
 
-def test_hashes_are_checked_only_when_asked_for(tmp_path: Path, source: Source) -> None:
+def test_blocks_are_checked_always_and_the_hash_of_all_when_asked_for(tmp_path: Path, source: Source) -> None:
     pack(source, NAMES, 16, tmp_path / "cache")
     _flip(tmp_path)
-    assert pack(source, NAMES, 16, tmp_path / "cache").rebuilt == ""
-    open_packed(tmp_path / "cache")
+    with pytest.raises(InputError, match=r"masks\.u8 is damaged"):
+        open_packed(tmp_path / "cache")
     with pytest.raises(InputError, match=r"masks\.u8 does not have the hash"):
         open_packed(tmp_path / "cache", verify=True)
 
@@ -212,7 +212,7 @@ def _edit(tmp_path: Path, **changes: object) -> None:
         (lambda p: (p / "cache" / "manifest.json").write_text("{"), "unreadable manifest"),
         (lambda p: (p / "cache" / "manifest.json").write_text("[]"), "something else"),
         (lambda p: _edit(p, version=99), "format version 99"),
-        (lambda p: _edit(p, original_sizes=None), "incomplete"),
+        (lambda p: _edit(p, original_sizes=None), "a damaged manifest"),
     ],
 )
 def test_a_stale_or_damaged_cache_is_rebuilt_and_the_reason_is_given(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from densecal.data.splits import split
 from densecal.errors import InputError
+from densecal.io.groups import Groups
 
 NAMES = [f"image_{i}" for i in range(2000)]
 unique_names = st.lists(st.text(min_size=1, max_size=8), min_size=40, max_size=80, unique=True)
@@ -118,3 +119,51 @@ def test_the_validation_part_may_be_empty_on_request_and_the_training_part_may_n
         split(["a", "a", "b"], 1)
     with pytest.raises(TypeError, match="bool"):
         split(NAMES, True)
+
+
+# ------------------------------------------------------------------ groups
+
+FRAMES = [f"video{v:02}_{i}" for v in range(40) for i in range(1 + v % 5)]
+VIDEOS = Groups(r"video\d+")
+
+
+def videos(names: list[str]) -> set[str]:
+    return set(VIDEOS.of(names))
+
+
+@pytest.mark.parametrize("validation", [0.25, 7, 30])
+def test_a_group_is_on_one_side(validation: float) -> None:
+    train, held_out = split(FRAMES, validation, groups=VIDEOS)
+    assert sorted(train + held_out) == sorted(FRAMES)
+    assert not videos(train) & videos(held_out)
+    assert videos(split(FRAMES, validation)[0]) & videos(split(FRAMES, validation)[1])  # unlike without groups
+
+
+@pytest.mark.parametrize("count", [1, 7, 30, 60])
+def test_a_count_is_the_least_number_of_images_of_whole_groups(count: int) -> None:
+    _, held_out = split(FRAMES, count, groups=VIDEOS)
+    assert count <= len(held_out) < count + 5
+
+
+def test_the_side_of_a_group_depends_on_its_name_alone() -> None:
+    _, held_out = split(FRAMES, 0.25, groups=VIDEOS)
+    _, of_fewer = split([name for name in FRAMES if name.endswith("_0")], 0.25, groups=VIDEOS)
+    assert videos(held_out) == videos(of_fewer)
+
+
+def test_a_list_that_divides_a_group_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "val.txt"
+    path.write_text("video04_0\nvideo04_1\n")
+    with pytest.raises(
+        InputError, match=r"val\.txt: some images of the group 'video04' but not all; expected whole gro"
+    ):
+        split(FRAMES, path, groups=VIDEOS)
+    path.write_text("".join(f"video04_{i}\n" for i in range(5)))
+    assert videos(split(FRAMES, path, groups=VIDEOS)[1]) == {"video04"}
+
+
+def test_groups_must_leave_images_on_both_sides() -> None:
+    with pytest.raises(InputError, match="every image, in 1 groups; expected at least one image left to train on"):
+        split(["a1", "a2"], 1, groups=Groups("a"))
+    with pytest.raises(InputError, match="no group for 'b'"):
+        split(["a1", "b"], 1, groups=Groups("a"))

@@ -23,7 +23,7 @@ def layers() -> list[set[str]]:
 
 
 def test_there_is_a_walk_for_every_main_command():
-    assert list(WALKS) == ["evaluate", "train", "predict", "calibrate", "benchmark"]
+    assert list(WALKS) == ["evaluate", "train", "predict", "calibrate", "benchmark", "reproduce"]
 
 
 @pytest.mark.parametrize("command", WALKS)

@@ -1,6 +1,7 @@
 """K classes from end to end: every method, training, maps, figures per class, calibrators, void pixels."""
 
 import json
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -143,7 +144,8 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
     ]  # fmt: skip
     folder = tmp_path / "run"
     code, text, error = run("train", "camvid", *settings, "--out", folder)
-    assert (code, error) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"(Epoch \d of 2: .* left\n){2}", error)
     assert "accuracy" in text
     assert len((folder / "alpha.csv").read_text().splitlines()) == 21
 
@@ -242,3 +244,37 @@ def test_void_pixels_have_no_entropy(camvid, monkeypatch, values):
     assert list(record.entropy.images) == pytest.approx([images[i] for i in range(6)], abs=1e-12, nan_ok=True)
     assert np.isnan(record.entropy.images[2])
     assert sum(histogram) == record.pixels
+
+
+# ------------------------------------------------------------------ names of the classes
+
+
+@pytest.fixture
+def softmax(tmp_path):
+    """Two softmax maps of three classes, and their labels."""
+    rng = np.random.default_rng(0)
+    for folder in ("maps", "labels"):
+        (tmp_path / folder).mkdir()
+    for i in range(2):
+        np.save(tmp_path / "maps" / f"{i}.npy", rng.dirichlet(np.ones(3), (8, 9)).transpose(2, 0, 1))
+        Image.fromarray(rng.integers(0, 3, (8, 9)).astype(np.uint8)).save(tmp_path / "labels" / f"{i}.png")
+    return tmp_path / "maps", tmp_path / "labels"
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_names_of_the_classes_are_kept_in_the_record(softmax, tmp_path, from_file):
+    (tmp_path / "names.txt").write_text("road\n\nsky \ncar\n")
+    names = tmp_path / "names.txt" if from_file else "road, sky,car"
+    code, _, err = run("evaluate", *softmax, "--classes", 3, "--class-names", names, "--json", tmp_path / "a.json")
+    assert code == 0, err
+    assert json.loads((tmp_path / "a.json").read_text())["settings"]["class_names"] == ["road", "sky", "car"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(["--classes", 3], "2 names; expected 3, as many as --classes"), ([], "2 names; expected --classes as well")],
+)
+def test_names_must_be_as_many_as_classes(softmax, options, expected):
+    code, _, err = run("evaluate", *softmax, "--class-names", "road,sky", *options)
+    assert code == 2
+    assert err.strip().endswith(f"--class-names: {expected}")

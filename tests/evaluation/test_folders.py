@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import zlib
@@ -13,8 +15,9 @@ import pytest
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from densecal.io.pairs import dataset_name
-from densecal.metrics import calibration_errors
+from densecal.data.pairs import dataset_name
+from densecal.evaluation.folders import evaluate
+from densecal.metrics import calibration_errors, intervals
 from tests.running import run
 
 SIZE = (30, 40)
@@ -207,7 +210,8 @@ def test_comparison_of_methods_and_data_sets(folders, tmp_path):
     for dataset in ("A", "B"):
         names = {path.name for path in (tmp_path / "figures" / dataset).iterdir()}
         assert names == {
-            "reliability.png", "reliability-foreground.png", "joint.png", "confidence.png", "curves.png",
+            "reliability.png", "reliability-foreground.png", "joint.png", "joint-bins.png", "confidence.png",
+            "curves.png",
         }  # fmt: skip
 
 
@@ -572,3 +576,79 @@ def test_version():
     code, out, _ = run("--version")
     assert code == 0
     assert out.startswith("densecal ")
+
+
+# ------------------------------------------------------------------ groups and single images
+
+
+def test_groups_are_what_intervals_resample(folders, tmp_path):
+    alone = evaluate_json(tmp_path, *folders)
+    assert "groups" not in alone
+    listed = tmp_path / "patients.csv"
+    listed.write_text("".join(f"im {i}.png,patient {i // 2}\n" for i in range(6)))
+    record = evaluate_json(tmp_path, *folders, "--groups", listed)
+    assert record["groups"] == 3
+    for name in ("ece_ew", "accuracy"):
+        assert record["calibration"][name] == alone["calibration"][name]
+        assert record["calibration"]["ci"][name] != alone["calibration"]["ci"][name]
+    expected = intervals(evaluate(*folders).rows, [f"{i // 2}" for i in range(6)])
+    for name, ends in expected.items():
+        assert record["calibration"]["ci"][name] == pytest.approx(ends, rel=1e-9)
+    code, text, error = run("evaluate", *folders, "--groups", "im ([0-4])")
+    assert (code, text) == (2, "")
+    assert error == "densecal: --groups: no group for 'im 5'; expected names that match 'im ([0-4])'\n"
+    code, text, _ = run("evaluate", *folders, "--groups", r"im \d")
+    assert code == 0
+    assert "6 images in 6 groups" in " ".join(text.split())
+
+
+def test_differences_resample_groups_too(folders, tmp_path):
+    maps, masks = folders
+    both = tmp_path / "both"
+    for method in ("one", "two"):
+        (both / method).mkdir(parents=True)
+    for path in maps.iterdir():
+        level = np.asarray(Image.open(path))
+        Image.fromarray(level).save(both / "one" / path.name)
+        Image.fromarray(level // 2 + 40).save(both / "two" / path.name)
+    alone = evaluate_json(tmp_path, both, masks)["paired"][0]
+    listed = tmp_path / "patients.tsv"
+    listed.write_text("".join(f"im {i}\t{i // 3}\n" for i in range(6)))
+    grouped = evaluate_json(tmp_path, both, masks, "--groups", listed)["paired"][0]
+    assert grouped["difference"] == alone["difference"]
+    assert grouped["ci"]["ece_ew"] != alone["ci"]["ece_ew"]
+
+
+@pytest.mark.parametrize("groups", [(), ("--groups", "im")])
+def test_one_image_or_group_has_null_intervals_in_every_output(folders, tmp_path, groups):
+    maps, masks = folders
+    if not groups:
+        for folder in folders:
+            for path in sorted(folder.iterdir())[1:]:
+                path.unlink()
+    both = tmp_path / "both"
+    for method in ("one", "two"):
+        shutil.copytree(maps, both / method)
+    files = [tmp_path / name for name in ("out.json", "out.csv", "out.tex")]
+    outputs = [f"--{kind}={path}" for kind, path in zip(("json", "csv", "latex"), files, strict=True)]
+    code, _, error = run("evaluate", both, masks, *groups, *outputs)
+    assert code == 0
+    what = "group" if groups else "image"
+    assert error.count(f"only one {what}: no intervals, because nothing shows how {what}s differ") == 2
+    content = json.loads(files[0].read_text())
+    assert {tuple(ends) for ends in content["paired"][0]["ci"].values()} == {(None, None)}
+    for record in content["evaluations"]:
+        assert {tuple(ends) for ends in record["calibration"]["ci"].values()} == {(None, None)}
+        assert record["calibration"]["ece_ew"] > 0
+    (row, _) = csv.DictReader(files[1].open())
+    assert (row["ece_ew_low"], row["ece_ew_high"]) == ("", "")
+    code, text, _ = run("evaluate", maps, masks, *groups)
+    assert code == 0
+    assert "nan" not in (text + files[1].read_text() + files[2].read_text()).lower()
+    assert " to " not in text
+    code, _, error = run("report", files[0], "--out", tmp_path / "page.html")
+    assert code == 0, error
+    page = (tmp_path / "page.html").read_text()
+    assert '"intervals":{}' in page
+    assert "nan" not in re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S).lower()
+    assert "+0.00" in page

@@ -1,6 +1,7 @@
 """A model on a data set: the figures are those of its maps, whatever the sizes, batches and calibrators."""
 
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.model import evaluate_model, evaluate_model_by_bins, load_image_set, model_outputs
 from densecal.evaluation.worker import Settings
-from densecal.metrics import CalibrationMeter
+from densecal.io.groups import Groups
+from densecal.metrics import CalibrationMeter, intervals
 
 SHAPES = [(40, 56), (32, 32), (40, 56), (50, 30), (32, 32)]
 
@@ -88,7 +90,7 @@ def test_several_numbers_of_bins_need_one_pass(folder):
             assert repr(found[name].record) == repr(evaluation.record)  # NaN equals NaN in text
             assert found[name].stems == evaluation.stems
             assert np.array_equal(found[name].rows, evaluation.rows, equal_nan=True)
-    assert together[0]["raw"].record.calibration["ece_ew"] != together[1]["raw"].record.calibration["ece_ew"]
+    assert [len(found["raw"].record.reliability.count) for found in together] == [10, 100, 7]
 
 
 def test_entropy_is_a_share_of_its_maximum(folder):
@@ -122,3 +124,21 @@ def test_images_without_foreground_need_no_masks(folder, tmp_path):
     assert record.calibration["accuracy"] == pytest.approx(right / record.pixels)
     with pytest.raises(InputError, match="without masks"):
         load_image_set("textures", tmp_path / "textures.zip", size=32, workers=1)
+
+
+def test_intervals_resample_the_groups_of_a_set(folder):
+    """Images come in the order of their sizes, and keep their groups."""
+    groups = Groups("[0-4]")
+    alone = evaluate_model(bright, load_image_set("set", folder, size=32, workers=1))["model"]
+    data = load_image_set("set", folder, size=32, groups=groups, workers=1)
+    same = evaluate_model(bright, data)["model"]
+    assert (alone.record.groups, same.record.groups) == (None, 5)
+    assert same.record.calibration.ci == alone.record.calibration.ci
+    listed = folder / "groups.csv"
+    listed.write_text("".join(f"{i},{i % 2}\n" for i in range(5)))
+    grouped = evaluate_model(bright, replace(data, groups=Groups(str(listed))))["model"]
+    assert grouped.record.groups == 2
+    expected = intervals(alone.rows, [str(int(stem) % 2) for stem in alone.stems])
+    assert grouped.record.calibration.ci == expected
+    with pytest.raises(InputError, match="no group for '4'"):
+        load_image_set("set", folder, size=32, groups=Groups("[0-3]"), workers=1)

@@ -105,8 +105,9 @@ def test_without_ood_the_record_has_no_further_keys(tmp_path):
     folders = (tmp_path / "maps", tmp_path / "masks")
     plain, *_ = evaluate_json(tmp_path, *folders)
     assert list(plain) == [
-        "schema", "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration", "segmentation",
-        "reliability", "joint", "settings", "thresholds", "curves",
+        "densecal", "schema", "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration",
+        "segmentation",
+        "reliability", "joint", "settings", "segmentation_ci", "thresholds", "curves",
     ]  # fmt: skip
     beside, *_ = evaluate_json(tmp_path, *folders, "--ood", tmp_path / "textures")
     assert {key: beside[key] for key in plain} == plain

@@ -53,12 +53,14 @@ def full_record() -> Record:
         settings=RecordSettings(2, 3, 255),
         thresholds=Thresholds((3, 2), (1, 0), 3, 4),
         curves=SegmentationCurves((0.5,), (0.5,), (0.5,), (0.5,)),
+        groups=4,
         ood=(
             OutOfDistribution(
                 "textures", 0.75, 0.5, TwoHistograms((1, 2), (3, 4)), TwoHistograms((5,), (6,)), small_record()
             ),
         ),
         calibrator="none",
+        segmentation_ci={"dice_image_mean": (0.25, 0.75)},
         more_bins={"15": Calibration({"ece_ew": 0.5}, {"ece_ew": (0.25, 0.75)})},
     )
 

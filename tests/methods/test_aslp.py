@@ -196,12 +196,12 @@ def test_images_that_are_mostly_wrong_lose_their_perturbation(name):
 @pytest.mark.parametrize(
     ("name", "options", "bound"),
     [
-        ("aslp-mc", {}, "lam < 1000, fastest at 500"),
-        ("aslp-mc", {"technique": "si"}, r"lam < 1333\.33"),
-        ("aslp-mc", {"technique": "hi", "num_classes": 4}, "lam < 1000"),
+        ("aslp-mc", {"preset": "paper"}, "lam < 1000, fastest at 500"),
+        ("aslp-mc", {"technique": "si", "preset": "paper"}, r"lam < 1333\.33"),
+        ("aslp-mc", {"technique": "hi", "num_classes": 4, "preset": "paper"}, "lam < 1000"),
         ("aslp-mc", {"lam": 1000.0}, "lam < 1000"),
-        ("als", {}, "lam < 2000"),
-        ("als", {"num_classes": 4}, r"lam < 1333\.33"),
+        ("als", {"preset": "paper"}, "lam < 2000"),
+        ("als", {"num_classes": 4, "preset": "paper"}, r"lam < 1333\.33"),
     ],
 )
 def test_a_rule_outside_its_stability_bound_warns_once_with_the_bound(name, options, bound):
@@ -216,8 +216,8 @@ def test_a_rule_outside_its_stability_bound_warns_once_with_the_bound(name, opti
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("aslp-mc", {"preset": "stable"}), ("aslp-mc", {"lam": 999.0}), ("aslp-mc", {"constraint": "exact"}),
-     ("als", {"preset": "stable"}), ("aslp-mei", {})],
+    [("aslp-mc", {}), ("aslp-mc", {"lam": 999.0}), ("aslp-mc", {"constraint": "exact"}),
+     ("als", {}), ("aslp-mei", {})],
 )  # fmt: skip
 def test_a_rule_inside_its_bound_is_quiet(name, options):
     with warnings.catch_warnings():
@@ -225,10 +225,10 @@ def test_a_rule_inside_its_bound_is_quiet(name, options):
         create(name, num_samples=1, **options)
 
 
-def test_the_defaults_are_the_papers():
-    for name in ("aslp-mei", "aslp-mc", "als"):
+def test_the_defaults_are_the_papers_except_a_lambda_that_oscillates():
+    for name, lam in (("aslp-mei", 2000.0), ("aslp-mc", 500.0), ("als", 500.0)):
         method = create_quietly(name, warmup=None)
-        assert (method.eta, method.lam, method.warmup, method.accuracy_mode) == (0.002, 2000.0, 5, "running")
+        assert (method.eta, method.lam, method.warmup, method.accuracy_mode) == (0.002, lam, 5, "running")
         method = create_quietly(name, warmup=None, schedule="two-stage")
         assert (method.warmup, method.accuracy_mode) == (30, "frozen")
     for name in ("aslp-mei", "aslp-mc"):
@@ -238,7 +238,7 @@ def test_the_defaults_are_the_papers():
         "exact",
         *["penalty"] * 2,
     )
-    assert create_quietly("aslp-mc", preset="stable").lam == 500
+    assert create_quietly("aslp-mc", preset="paper").lam == 2000
     assert create_quietly("aslp-mc", preset="stable", lam=700.0).lam == 700
 
 
@@ -307,15 +307,26 @@ def test_infinite_and_nan_logits_move_nothing(bad):
     assert visit(method, bad) == value
 
 
-def test_an_index_past_the_end_is_refused():
-    method = create_quietly("als", num_samples=5)
+@pytest.mark.parametrize("name", ["aslp-mei", "aslp-mc", "aslp-cl", "als"])
+def test_an_index_past_the_end_names_num_samples_and_changes_nothing(name):
+    method = create_quietly(name, num_samples=5)
     images, masks = torch.zeros(2, 3, 2, 2), torch.ones(2, 1, 2, 2)
+    method.prepare(images, masks, torch.tensor([4, -1]))
+    before = {key: value.clone() for key, value in method.state_dict().items()}
     for call in (
         lambda: method.prepare(images, masks, torch.tensor([0, 5])),
         lambda: method.after_step(masks, masks, torch.tensor([5, -1])),
     ):
-        with pytest.raises(IndexError, match="out of bounds"):
+        with pytest.raises(IndexError, match=r"found 5; expected 0 to 4 \(num_samples is 5\), or a negative"):
             call()
+    for key, value in method.state_dict().items():
+        torch.testing.assert_close(value, before[key], equal_nan=True)
+
+
+def test_an_index_on_an_accelerator_is_not_read():
+    """A tensor on the meta device holds no data, so that reading it is an error, as waiting is elsewhere."""
+    method = create_quietly("als", num_samples=5).to("meta")
+    assert method._slot(torch.tensor([0, 1], device="meta")).device.type == "meta"
 
 
 def test_statistics_hold_the_quartiles():

@@ -203,15 +203,15 @@ def test_aurc_equals_brute_force_on_many_ties():
 # ------------------------------------------------------------------ size, order, split, dtype, device
 
 
-def test_fifty_million_identical_pixels_are_counted_exactly():
+def test_more_identical_pixels_than_float32_can_count_are_counted_exactly():
     meter = CalibrationMeter(boundary=False)
     p = torch.full((10_000_000,), 0.9, dtype=torch.float64)
     y = torch.ones(10_000_000, dtype=torch.int64)
     y[:500_000] = 0
-    for _ in range(5):
+    for _ in range(2):  # 2^24 is 16.8 million
         meter.update(p, y)
     r = meter.compute()
-    assert r.pixels == 50_000_000
+    assert r.pixels == 20_000_000
     close(r.ece_ew, 0.05, 1e-12)
     close(r.accuracy, 0.95, 1e-15)
     close(r.ece_em, 0.05, 1e-12)
@@ -450,7 +450,7 @@ def test_a_refused_batch_leaves_no_trace(bad, monkeypatch):
     spoilt[1, 5, 5] = bad
     for way in ("probabilities", "logits"):
         if way == "probabilities" or bad != bad:
-            with pytest.raises(ValueError, match="outside"):
+            with pytest.raises(ValueError, match="outside" if way == "probabilities" else "logits that are NaN"):
                 meter.update(masks=y, **{way: spoilt})
     assert meter.compute().as_dict() == before
 
@@ -526,7 +526,7 @@ def test_paired_interval_is_narrower_than_the_two_apart():
         b.update(torch.full((200,), 0.90), y)
     rows = a.sketch.image_rows(), b.sketch.image_rows()
     low, high = paired_intervals(*rows)["ece_ew"]
-    assert low <= a.compute().ece_ew - b.compute().ece_ew <= high
+    assert low - 1e-12 <= a.compute().ece_ew - b.compute().ece_ew <= high + 1e-12
     alone = intervals(rows[0])["ece_ew"]
     assert high - low < 0.2 * (alone[1] - alone[0])
     with pytest.raises(ValueError, match="same images"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from densecal.errors import InputError
 from densecal.metrics import CalibrationMeter, calibration_errors
 from densecal.metrics import sketch as sketch_module
 from densecal.metrics.curves import SWEEP_MAX_BINS, Atoms, ReliabilityCurve, equal_mass, error_auroc, sweep
@@ -101,6 +102,7 @@ def test_merging_leaves_the_other_meter_alone_and_a_state_is_a_copy(kind):
 def test_void_pixels_belong_to_their_image_however_images_are_grouped(classes, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(4, classes, 4, 5, generator=generator, dtype=torch.float64)
+    p = p if classes == 1 else p / p.sum(1, True)
     y = torch.randint(2, (4, 4, 5), generator=generator)
     for image in range(4):
         y[image, image] = 9
@@ -277,3 +279,40 @@ def test_error_auroc_is_nan_unless_right_and_wrong_pixels_occur():
     for hits in ([0, 0], [1, 1]):
         with np.errstate(all="raise"):
             assert np.isnan(error_auroc(atoms([0.6, 0.9], [1, 1], hits)))
+
+
+def test_sums_are_read_the_same_whether_whole_numbers_were_carried_or_not():
+    rng = np.random.default_rng(0)
+    sketch = Sketch()
+    sketch.tables["top"] = torch.from_numpy(rng.integers(1 << 59, 1 << 60, (10, 4)))
+    before = sketch.counts("top")
+    sketch.carry()
+    for sums, again in zip(before, sketch.counts("top"), strict=True):
+        assert np.array_equal(sums, again)
+
+
+@pytest.mark.parametrize(("classes", "multilabel"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("limit", [1 << 20, 100])
+def test_bytes_hold_the_whole_state(monkeypatch, classes, multilabel, limit):
+    monkeypatch.setattr(sketch_module, "EXACT_PIXELS", limit)
+    p = torch.rand(2, classes, 9, 9, dtype=torch.float64)
+    softmax = classes > 1 and not multilabel
+    y = torch.randint(0, classes if softmax else 2, (2, 9, 9) if softmax else p.shape)
+    meter = CalibrationMeter(num_classes=classes, multilabel=multilabel)
+    meter.update(p / p.sum(1, True) if softmax else p, y)
+    if classes == 1:
+        meter.update((p * 255).to(torch.uint8), y)
+    copy = Sketch.from_bytes(meter.sketch.to_bytes())
+    state, copied = meter.sketch.state_dict(), copy.state_dict()
+    assert state.keys() == copied.keys()
+    assert all(torch.equal(torch.as_tensor(state[name]), torch.as_tensor(copied[name])) for name in state)
+    assert copy.to_bytes() == meter.sketch.to_bytes()
+    copy.merge(meter.sketch)
+    assert len(copy.image_rows()) == 2 * len(state["rows"])
+
+
+def test_bytes_that_are_cut_short_or_changed_are_refused():
+    content = Sketch().to_bytes()
+    for damaged in (content[:-1], content[:100], b"", content.replace(b"sketch/top", b"sketch/tip")):
+        with pytest.raises(InputError, match=r"^from a stranger"):
+            Sketch.from_bytes(damaged, "from a stranger")

@@ -296,7 +296,10 @@ def test_a_file_without_a_state_dict_is_refused(content: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [("missing.pth", "missing.pth: no such file"), ("imagnet", 'expected a file of weights, "imagenet", "offline"')],
+    [
+        ("missing.pth", "missing.pth: no such file"),
+        ("imagnet", 'expected a file of weights, a run folder, "imagenet", "offline"'),
+    ],
 )
 def test_a_path_that_is_not_a_file_is_refused(weights: str, message: str) -> None:
     with pytest.raises(InputError, match=message):

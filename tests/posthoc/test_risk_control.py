@@ -1,5 +1,6 @@
 """Conformal risk control: the vector, brute force, and the guarantee itself."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -197,3 +198,87 @@ def test_values_that_are_not_probabilities_are_refused_and_change_nothing(wrong)
     with pytest.raises(ValueError, match="expected 0 to 1"):
         curve.update(np.array([[0.5, wrong]]), np.array([[True, False]]))
     assert curve.images == 0
+
+
+# ------------------------------------------------------------------ groups and useless guarantees
+
+
+def grouped_curve(units, steps=100):
+    curve = RiskCurve(steps)
+    for unit in units:
+        part = RiskCurve(steps)
+        for pair in unit:
+            part.update(*pair)
+        curve.add_group(part)
+    return curve
+
+
+def test_groups_of_one_image_are_images():
+    pairs = list(images(0, 15))
+    alone = RiskCurve(100)
+    for pair in pairs:
+        alone.update(*pair)
+    control = grouped_curve([[pair] for pair in pairs]).control(0.2, grouped=True)
+    assert control.groups == control.images == 15
+    assert dataclasses.replace(control, groups=None) == alone.control(0.2)
+
+
+def test_the_loss_of_a_group_is_the_mean_loss_of_its_images():
+    rng = np.random.default_rng(0)
+    units = [list(images(100 + i, int(rng.integers(1, 5)))) for i in range(14)]
+    control = grouped_curve(units).control(0.2, grouped=True)
+
+    def bound(threshold):
+        losses = [np.mean([1 - (p >= threshold)[y].mean() if y.any() else 0.0 for p, y in unit]) for unit in units]
+        return (np.sum(losses) + 1) / (len(units) + 1)
+
+    assert (control.groups, control.images) == (14, sum(map(len, units)))
+    assert control.bound == pytest.approx(bound(control.threshold))
+    assert bound(control.threshold) <= 0.2 < bound(control.threshold + 0.01)
+    with pytest.raises(InputError, match=r"14 groups for alpha 0\.05; expected at least 19"):
+        grouped_curve(units).control(0.05, grouped=True)
+
+
+def test_a_new_patient_is_missed_as_rarely_as_promised_and_images_alone_promise_too_much():
+    """Patients differ, images of a patient hardly: the mean loss of new patients stays below alpha."""
+    rng = np.random.default_rng(0)
+    grouped, alone = [], []
+    for _ in range(400):
+        level = rng.beta(2, 2, 11)[:, None, None] * np.ones((1, 3, 1)) + 0.001 * rng.random((11, 3, 4))
+        p = np.clip(level, 0, 1)
+        truth = np.ones(4, bool)
+        units = [[(image, truth) for image in patient] for patient in p]
+        threshold = grouped_curve(units[:10], 1000).control(0.15, grouped=True).threshold
+        grouped.append(np.mean(p[10] < threshold))
+        curve = RiskCurve(1000)
+        for unit in units[:10]:
+            for pair in unit:
+                curve.update(*pair)
+        alone.append(np.mean(p[10] < curve.control(0.15).threshold))
+    assert np.mean(grouped) <= 0.15
+    assert np.mean(alone) > 0.16
+
+
+def test_a_bound_met_only_by_calling_everything_foreground_is_trivial():
+    p, y = np.array([0.0, 0.3, 0.6, 0.9]), np.array([True, True, False, True])
+    curve = RiskCurve(100)
+    for _ in range(9):
+        curve.update(p, y)
+    control = curve.control(0.3)
+    assert (control.threshold, control.is_trivial) == (0.0, True)
+    # the background is left out from p >= 0.61 on, where two of three foreground pixels are missed
+    assert control.smallest_alpha == pytest.approx((9 * 2 / 3 + 1) / 10)
+    assert not curve.control(control.smallest_alpha).is_trivial
+    assert curve.control(control.smallest_alpha - 1e-4).is_trivial
+    hopeless = RiskCurve(100)
+    for _ in range(9):
+        hopeless.update(np.array([0.0, 0.5]), np.array([True, False]))
+    assert hopeless.control(0.9).is_trivial
+    assert math.isnan(hopeless.control(0.9).smallest_alpha)
+
+
+def test_without_background_nothing_is_trivial():
+    curve = RiskCurve(100)
+    for _ in range(9):
+        curve.update(np.array([0.0, 0.5]), np.array([True, True]))
+    assert not curve.control(0.2).is_trivial

@@ -257,7 +257,7 @@ def runs(tmp_path):
         config = small_config("model.options.dropout=0.3")
         torch.manual_seed(seed)
         model = build(config.model.arch, config.model.encoder, None, 1, **config.model.options)
-        meta = {"epoch": 1, "best": 1.0, "config": config.model_dump(mode="json")}
+        meta = {"epoch": config.total_epochs, "best": 1.0, "config": config.model_dump(mode="json")}
         checkpoint.save(tmp_path / f"{seed}" / "checkpoints" / "last", model.state_dict(), {}, {}, meta)
         paths.append(tmp_path / f"{seed}")
     (tmp_path / "photos").mkdir()

@@ -322,11 +322,18 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     for i in range(3):
         np.save(folder / "softmax" / f"{i}.npy", rng.dirichlet(np.ones(3), (9, 9)).transpose(2, 0, 1))
         Image.fromarray(rng.integers(0, 3, (9, 9)).astype(np.uint8)).save(folder / "labels" / f"{i}.png")
-    several = evaluate(folder / "softmax", folder / "labels", settings=Settings(classes=3)).record
+    settings = Settings(classes=3, class_names=("road", "sky & <b>", "car"))
+    several = evaluate(folder / "softmax", folder / "labels", settings=settings).record
     write_page(Page("classes", records=[several]), folder / "classes.html")
     browser.open(folder / "classes.html")
     assert browser.complaints == []
     assert "#threshold" not in browser.run("[...document.querySelectorAll('nav a')].map(a => a.hash)")
+    assert texts(browser, "#classes tbody th") == ["road", "sky & <b>", "car"]
+    select = "document.getElementById('class')"
+    browser.run(f"{select}.value = '1'; {select}.dispatchEvent(new Event('change'))")
+    browser.settle()
+    assert "probability of sky & <b>" in texts(browser, "#reliability-panels svg .label")
+    assert browser.complaints == []
     content = page.records[0].to_json()
     kept = {key: value for key, value in content.items() if key not in ("schema", "thresholds", "settings", "ood")}
     old = Record.from_json(kept, "old.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from densecal.errors import InputError
+from densecal.evaluation.record import ClassCurve, RecordSettings
+from densecal.names import printable
 from densecal.report.chart_data import safe_json
 from densecal.report.page import Page, page_text, write_page
 from densecal.report.pictures import SIDE, Album, labels, mask, photo, unit_map
+from densecal.report.sections import class_names
+from tests.records import small_record
 from tests.report.material import SURE, run, small_page, with_figures
 
 JSON = st.recursive(
@@ -28,10 +33,19 @@ def page(tmp_path_factory):
     return small_page(tmp_path_factory.mktemp("page"))
 
 
+def shown(value):
+    """The value with text as the page shows it; keys are the page's own."""
+    if isinstance(value, dict):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 @given(JSON)
 def test_embedded_json_is_the_same_json_and_never_markup(value):
     text = safe_json(value)
-    assert json.loads(text) == value
+    assert json.loads(text) == shown(value)
     assert not set("<>&") & set(text)
     assert text.isascii()
 
@@ -98,7 +112,7 @@ def test_the_size_written_is_the_size_of_the_file(page, tmp_path):
 
 def test_names_that_are_no_unicode_do_not_stop_the_page(tmp_path):
     write_page(Page("runs", runs=[run("caf\udce9")]), tmp_path / "report.html")
-    assert "caf?" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert r"caf\xe9" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_pictures_fit_the_budget_or_are_refused():
@@ -125,9 +139,20 @@ def test_a_picture_is_kept_once():
 def test_pictures_are_small_and_keep_their_shape():
     wide = photo(np.zeros((100, 400, 3), np.uint8)).pixels
     assert wide.shape == (SIDE // 4, SIDE, 3)
+    assert photo(np.zeros((64, 64, 3), np.uint8), (300, 400)).pixels.shape == (120, SIDE, 3)
     assert mask(np.ones((3, 5), bool)).pixels.shape == (3, 5)
     void = np.zeros((4, 4), bool)
     void[0] = True
     shown = labels(np.arange(16).reshape(4, 4), void).pixels
     assert len({tuple(p) for p in shown[1:].reshape(-1, 3)}) == 12
     assert len({tuple(p) for p in shown[0]}) == 1
+
+
+def test_classes_are_called_by_number_where_data_sets_name_them_differently():
+    curves = (ClassCurve((1,), (0.5,), (0.5,), 0.1),) * 3
+    record = small_record(reliability=replace(small_record().reliability, classes=curves))
+    names = ("background", "road", "sky"), ("background", "liver", "spleen")
+    roads, organs = (replace(record, settings=RecordSettings(10, 3, None, own)) for own in names)
+    assert class_names([roads]) == list(names[0])
+    assert class_names([roads, organs]) == ["background", "class 1", "class 2"]
+    assert class_names([replace(record, settings=RecordSettings(10, None, None))]) == []

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from densecal.errors import InputError
-from densecal.runtime.pool import cores, environment, map_in_processes
+from densecal.runtime.cores import cores
+from densecal.runtime.pool import environment, map_in_processes
 
 setting = ""
 

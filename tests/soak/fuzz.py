@@ -24,10 +24,13 @@ from pathlib import Path
 import torch
 
 from densecal.errors import InputError
+from tests.soak.attacks import attack_readers
 from tests.soak.readers import Reader, readers, write_case, write_files
 
 MEMORY = 3 << 30
 """Bytes that a case may allocate: an image of the largest size allowed takes a third of it."""
+PEAK = 3 << 29
+"""Bytes by which a case may raise the memory in use: an image of the largest size allowed takes two thirds of it."""
 SECONDS = 30.0
 """A case may take so long; on a machine with nothing else to do the slowest takes two."""
 LONGEST_MESSAGE = 2000
@@ -75,22 +78,37 @@ def run_case(reader: Reader, number: int, seed: int, folder: Path) -> tuple[str,
     inside = folder / "case"
     write_case(reader, inside, random.Random(f"{seed}/{number}"))
     os.chdir(folder)
+    before = _peak(reset=True)
     try:
         with warnings.catch_warnings(action="ignore"):
             reader.read(inside)
         outcome = READ, ""
     except InputError as error:
         outcome = (REFUSED, "") if len(str(error)) <= LONGEST_MESSAGE else ("long message", str(error)[:300])
+        if "MemoryError" in str(error):
+            outcome = "memory", str(error)
     except MemoryError:
         outcome = "memory", traceback.format_exc(limit=-3)
     except Exception as error:
         outcome = f"{type(error).__name__}", traceback.format_exc(limit=-6)
+    if _peak() - before > PEAK:
+        outcome = "memory", f"{_peak() - before:,} bytes more at the peak; {outcome[0]}"
     # a file beside the case's own folder, or one that a payload made, is an escape
     if os.listdir(folder) != ["case"] or list(folder.rglob("OWNED")):
         outcome = "escaped", str(os.listdir(folder))
     os.chdir("/")
     shutil.rmtree(folder)
     return outcome
+
+
+def _peak(reset: bool = False) -> int:
+    """Return the most memory that this process had in use, since the last reset; 0 where Linux does not say."""
+    if sys.platform != "linux":
+        return 0
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _work(scratch: Path, all_readers: list[Reader], numbers: range, seed: int, pipe: Connection) -> None:
@@ -133,6 +151,7 @@ def fuzz(cases: int, seed: int = 0, jobs: int = 1, tell: bool = False) -> Outcom
         scratch = Path(name)
         (scratch / "examples").mkdir()
         all_readers = readers(scratch / "examples")
+        all_readers += attack_readers(all_readers)
         for reader in all_readers:
             check_whole(reader, scratch)
         context = multiprocessing.get_context("fork")

@@ -1,8 +1,8 @@
-"""Killing the commands: `python -m tests.soak.kills --kills 50`. What was finished stays, and the end is the same.
+"""Killing the commands: `python -m tests.soak.kills --kills 200`. What was finished stays, and the end is the same.
 
 `train`, `benchmark`, `evaluate` and `data pack` are killed (SIGKILL) at random moments and started again. After every
 kill what is on disk must be whole; when a command is left to end, its output must equal that of a run that nobody
-disturbed.
+disturbed. Three kills of four are at file operations, one after the other (`operations.py`).
 """
 
 import argparse
@@ -27,6 +27,7 @@ from densecal.benchmark.plan import Plan, finished
 from densecal.data.packed import open_packed
 from densecal.data.scenes import generate, write
 from densecal.training import checkpoint
+from tests.soak.operations import soak_operations
 from tests.training.common import command, end_state, environment, log_lines, run, train_command
 
 ORPHAN_SECONDS = 20.0
@@ -231,16 +232,20 @@ def soak(job: Job, kills: int, place: Path, rng: random.Random) -> str:
 def main() -> None:
     """Kill every command, print the counts, and fail at the first loss."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="densecal-kills-") as name:
         place = Path(name)
+        at_random = -(-given.kills // 4)
+        (place / "operations").mkdir()
+        rng = random.Random(f"{given.seed}/operations")
+        print("\n".join(soak_operations(given.kills - at_random, place / "operations", rng)), flush=True)
         (place / "data").mkdir()
         chosen = jobs(place / "data")
         for number, job in enumerate(chosen):
-            share = given.kills // len(chosen) + (number < given.kills % len(chosen))
+            share = at_random // len(chosen) + (number < at_random % len(chosen))
             if share:
                 print(soak(job, share, place / job.name.replace(" ", "-"), random.Random(f"{given.seed}/{job.name}")))
                 sys.stdout.flush()

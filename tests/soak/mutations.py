@@ -1,10 +1,14 @@
 """Damaging files on purpose: flipped bits, cuts, foreign bytes, absurd numbers, and values of the wrong type."""
 
 import copy
+import io
 import json
 import random
 import struct
 import zlib
+
+import torch
+from torch import Tensor
 
 EXTREMES = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 WRONG_VALUES = (
@@ -148,3 +152,45 @@ def wrong_png(data: bytes, rng: random.Random) -> bytes:
     )  # fmt: skip
     chunk = b"IHDR" + body
     return data[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+
+
+def wrong_state(data: bytes, rng: random.Random) -> bytes:
+    """State of an optimizer whose tensors have other shapes, types or memory, and whose other values are wrong."""
+    state = torch.load(io.BytesIO(data), weights_only=True)
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        holder = rng.choice(_containers(state))
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = rng.choice(keys) if keys and rng.random() < 0.9 else "more"
+        value = holder[key] if key in keys else None
+        if isinstance(holder, list) and key == "more":
+            holder.append(_wrong_value(rng))
+        elif keys and rng.random() < 0.1:
+            del holder[rng.choice(keys)]
+        elif isinstance(value, Tensor) and rng.random() < 0.8:
+            holder[key] = _wrong_tensor(value, rng)
+        else:
+            holder[key] = _wrong_value(rng)
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def _wrong_tensor(tensor: Tensor, rng: random.Random) -> Tensor:
+    kind = rng.randrange(9)
+    if kind == 0:
+        return torch.zeros([rng.randrange(9) for _ in range(rng.randrange(5))])
+    if kind == 1:
+        return tensor.to(rng.choice((torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64)))
+    if kind == 2:  # as many numbers as before, in the memory of one
+        return tensor.flatten()[:1].expand(tensor.numel()).reshape(-1).as_strided(tensor.shape, [0] * tensor.ndim)
+    if kind == 3:
+        return tensor.to("meta")
+    if kind == 4:
+        return tensor.to_sparse()
+    if kind == 5:
+        return tensor.flatten()
+    if kind == 6:
+        return torch.full_like(tensor, rng.choice((0, 1, 2, 255, 623, 624)))
+    if kind == 7 and tensor.is_floating_point():
+        return tensor * rng.choice((float("nan"), float("inf"), -1.0, 1e38))
+    return torch.cat([tensor.flatten(), tensor.flatten()])

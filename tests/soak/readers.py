@@ -25,20 +25,30 @@ from densecal.benchmark.plan import VERSION as RESULT_VERSION
 from densecal.benchmark.plan import Plan, finished, read_result
 from densecal.benchmark.summary import summarise
 from densecal.data import open_source, pack
+from densecal.data.blocks import BlockChecksums
+from densecal.data.packed import _digest as manifest_digest
 from densecal.data.packed import open_packed
-from densecal.evaluation.folders import evaluate
+from densecal.data.pairs import find_pairs
+from densecal.errors import InputError
+from densecal.evaluation.folders import compute, score_folder
+from densecal.evaluation.partial import Partial, merge_partials, pack_partial
 from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_json
+from densecal.io.containers import _digest as container_digest
 from densecal.io.images import read_image
 from densecal.io.map_files import read_map
 from densecal.io.masks import read_foreground, read_mask
-from densecal.io.pairs import find_pairs, read_foreground_pair
+from densecal.io.pairs import read_foreground_pair
 from densecal.models import build
 from densecal.models.weights import read_weights
 from densecal.prediction.predictor import load_predictor
 from densecal.report.inputs import read_inputs
 from densecal.training import checkpoint
 from densecal.training.config import dump_config, load_config
+from densecal.training.loop import save_checkpoint, train_epoch
+from densecal.training.restoring import check_epoch, restore
+from densecal.training.run import assemble, create_fabric
+from densecal.training.samples import open_data
 from tests.posthoc.test_storage import KINDS, fitted_calibrator
 from tests.soak import mutations
 from tests.training.common import small_config
@@ -58,6 +68,7 @@ class Reader:
         wrong: Damage that knows the format, beside the damage that any file may have.
         targets: The files that are damaged; all unless given.
         seal: Makes hashes agree with damaged content, as a stranger would.
+        place: Writes a whole case itself, for damage that is not in the content of files.
     """
 
     name: str
@@ -66,10 +77,14 @@ class Reader:
     wrong: Mutation = mutations.damaged
     targets: tuple[str, ...] = ()
     seal: Callable[[Path], None] | None = None
+    place: Callable[[Path, random.Random], None] | None = None
 
 
 def write_case(reader: Reader, folder: Path, rng: random.Random) -> None:
     """Write the files of a case, one of them damaged."""
+    if reader.place is not None:
+        reader.place(folder, rng)
+        return
     files = dict(rng.choice(reader.files))
     target = rng.choice([name for name in files if not reader.targets or name in reader.targets])
     damage = reader.wrong if rng.random() < 0.5 else mutations.damaged
@@ -101,7 +116,8 @@ def readers(scratch: Path) -> list[Reader]:
     """All kinds of files, each with whole examples that can be read."""
     return [
         *_images(), *_arrays(), _zip(), _list(), _pairs(), _packed(scratch), _config(), _matrix(),
-        *_calibrators(scratch), *_checkpoints(scratch), _weights(), _evaluation(), _run_folder(), _results(scratch),
+        *_calibrators(scratch), *_checkpoints(scratch), _weights(), _evaluation(), _part(), _run_folder(),
+        _results(scratch),
     ]  # fmt: skip
 
 
@@ -136,7 +152,8 @@ def _examples() -> dict[str, bytes]:
 
 
 def _only(folder: Path) -> Path:
-    return next(path for path in sorted(folder.iterdir()) if path.is_file())
+    entries = sorted(folder.iterdir())
+    return next((path for path in entries if path.is_file()), entries[0])
 
 
 def _images() -> list[Reader]:
@@ -200,7 +217,8 @@ def _arrays() -> list[Reader]:
 # ------------------------------------------------------------------ data sets
 
 
-def _read_all(source_path: Path) -> None:
+def read_all(source_path: Path) -> None:
+    """Read every image and mask of a data set."""
     source = open_source(source_path)
     for name in source.names:
         source.image(name)
@@ -220,14 +238,14 @@ def _zip() -> Reader:
         "images/../../e.png": b"",
     }
     files = [{"set.zip": _zipped(content, kind)} for content in (members, escaping) for kind in (0, 8)]
-    return Reader("zip", files, lambda folder: _read_all(folder / "set.zip"))
+    return Reader("zip", files, lambda folder: read_all(folder / "set.zip"))
 
 
 def _list() -> Reader:
     whole = _examples()
     text = b"a.png\tf.png\nb.jpg i.png\n"
     files = {"list.txt": text, **{name: whole[name] for name in ("a.png", "f.png", "b.jpg", "i.png")}}
-    return Reader("list file", [files], lambda folder: _read_all(folder / "list.txt"))
+    return Reader("list file", [files], lambda folder: read_all(folder / "list.txt"))
 
 
 def _pairs() -> Reader:
@@ -258,11 +276,19 @@ def _packed(scratch: Path) -> Reader:
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
             manifest["sha256"] = {name: _digest(folder / name) for name in ("images.u8", "masks.u8")}
-        except (ValueError, TypeError, RecursionError):
+            manifest["blocks"] = {name: _checksums(folder / name) for name in ("images.u8", "masks.u8")}
+            manifest["digest"] = manifest_digest(manifest)
+        except (ValueError, TypeError, RecursionError, AttributeError):
             return
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
-    return Reader("packed cache", [files], read, mutations.wrong_json, ("manifest.json",), seal)
+    return Reader("packed cache", [files], read, _wrong_by_content, (), seal)
+
+
+def _checksums(path: Path) -> str:
+    checksums = BlockChecksums()
+    checksums.update(path.read_bytes())
+    return checksums.text()
 
 
 def _content(folder: Path) -> Files:
@@ -353,6 +379,17 @@ def _wrong_by_content(data: bytes, rng: random.Random) -> bytes:
     return mutations.damaged(data, rng)
 
 
+def _seal_checkpoint(folder: Path) -> None:
+    inner = folder / "checkpoints" / "last"
+    try:
+        found = json.loads((inner / checkpoint.META).read_text())
+        names = (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER)
+        found["sha256"] = {name: _digest(inner / name) for name in names}
+    except (ValueError, TypeError, RecursionError):
+        return
+    (inner / checkpoint.META).write_text(json.dumps(found))
+
+
 def _checkpoints(scratch: Path) -> list[Reader]:
     config = small_config()
     model = build(config.model.arch, config.model.encoder, None, 1, **config.model.options)
@@ -362,31 +399,55 @@ def _checkpoints(scratch: Path) -> list[Reader]:
     for name, weights in (("run", small), ("model", model.state_dict())):
         checkpoint.save(scratch / name / "checkpoints" / "last", weights, {"values": torch.rand(4)}, state, meta)
 
-    def seal(folder: Path) -> None:
-        inner = folder / "checkpoints" / "last"
-        try:
-            found = json.loads((inner / checkpoint.META).read_text())
-            names = (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER)
-            found["sha256"] = {name: _digest(inner / name) for name in names}
-        except (ValueError, TypeError, RecursionError):
-            return
-        (inner / checkpoint.META).write_text(json.dumps(found))
-
     whole = _content(scratch / "model")
     meta_only = (f"checkpoints/last/{checkpoint.META}",)
     return [
         Reader(
             "checkpoint", [_content(scratch / "run")], lambda folder: checkpoint.load(folder / "checkpoints" / "last"),
-            _wrong_by_content, seal=seal,
+            _wrong_by_content, seal=_seal_checkpoint,
         ),
         Reader(
             "newest checkpoint", [_content(scratch / "run")],
-            lambda folder: checkpoint.load_newest(folder / "checkpoints"), _wrong_by_content, seal=seal,
+            lambda folder: checkpoint.load_newest(folder / "checkpoints"), _wrong_by_content, seal=_seal_checkpoint,
         ),
         Reader(
-            "model of a run", [whole], lambda folder: load_predictor(folder, "cpu"), _wrong_by_content, meta_only, seal
+            "model of a run", [whole], lambda folder: load_predictor(folder, "cpu"), _wrong_by_content, meta_only,
+            _seal_checkpoint,
         ),
+        _resumed_run(scratch),
     ]  # fmt: skip
+
+
+def _resumed_run(scratch: Path) -> Reader:
+    """A run stopped inside an epoch: its checkpoint is restored, and the run goes on for an update."""
+    config = small_config(
+        "optim.ema=0.9", "data.scenes.train=4", "data.scenes.validation=2", "optim.batch=2", "engine.accelerator=cpu"
+    )  # fmt: skip
+    run = assemble(config, create_fabric(config), open_data(config.data))
+    run.stop.set()
+    train_epoch(run, 0)
+    save_checkpoint(run, scratch / "stopped", 0, float("inf"), improved=False)
+
+    def read(folder: Path) -> None:
+        saved, problems = checkpoint.load_newest(folder / "checkpoints")
+        if saved is None:
+            raise InputError(folder, "; ".join(problems), "a checkpoint")
+        check_epoch(saved, config.total_epochs)
+        restore(run, saved)
+        if run.position is not None:
+            run.position.restore_random(torch.device("cpu"))
+        for optimizer in run.optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.rand_like(parameter)
+            optimizer.step()
+        assert run.average is not None
+        run.average.follow(2)
+
+    def wrong(data: bytes, rng: random.Random) -> bytes:
+        return mutations.wrong_state(data, rng) if data[:2] == b"PK" else _wrong_by_content(data, rng)
+
+    return Reader("resumed run", [_content(scratch / "stopped")], read, wrong, seal=_seal_checkpoint)
 
 
 def _weights() -> Reader:
@@ -401,14 +462,51 @@ def _weights() -> Reader:
 
 
 @functools.cache
-def _record() -> dict[str, object]:
-    """What an evaluation of two small maps writes."""
+def _scored(classes: int | None = None) -> Partial:
+    """The sums of two small maps, of 3 classes or of foreground."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         for path in (Path(folder) / name for name in ("maps/a.png", "maps/b.png", "masks/a.png", "masks/b.png")):
             path.parent.mkdir(exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
-        return evaluate(Path(folder) / "maps", Path(folder) / "masks", settings=Settings(full=False)).record.to_json()
+            if classes and path.parent.name == "maps":
+                np.save(path.with_suffix(".npy"), rng.dirichlet((1, 1, 1), (8, 8)).transpose(2, 0, 1))
+            else:
+                Image.fromarray(rng.integers(0, classes or 256, (8, 8), dtype=np.uint8)).save(path)
+        settings = Settings(full=False, classes=classes)
+        part = score_folder(Path(folder) / "maps", Path(folder) / "masks", settings=settings)
+        assert part is not None
+        return part
+
+
+@functools.cache
+def _record() -> dict[str, object]:
+    """What an evaluation of two small maps writes."""
+    return compute(_scored(), "maps", "masks").record.to_json()
+
+
+def _part() -> Reader:
+    def wrong(data: bytes, rng: random.Random) -> bytes:
+        """Damage a member, and let the digest agree, as a stranger would."""
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = {name: archive.read(name) for name in archive.namelist() if name != "sha256"}
+        name = rng.choice(list(members))
+        flipped = bytearray(members[name])
+        if name.startswith("densecal "):
+            members[name] = mutations.wrong_json(members[name], rng)
+        elif rng.random() < 0.7 and flipped:  # of the same size
+            for _ in range(rng.randrange(1, 9)):
+                flipped[rng.randrange(len(flipped))] = rng.randrange(256)
+            members[name] = bytes(flipped)
+        else:
+            members[name] = mutations.damaged(members[name], rng)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
+        return _zipped({**members, "sha256": container_digest(hashes).encode()})
+
+    def read(folder: Path) -> None:
+        compute(merge_partials([folder / "a.sketch"]), "parts", "parts").record.to_json()
+
+    files = [{"a.sketch": pack_partial(_scored(classes))} for classes in (None, 3)]
+    return Reader("part of an evaluation", files, read, wrong)
 
 
 def _evaluation() -> Reader:

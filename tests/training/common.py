@@ -26,7 +26,7 @@ SMALL = [
 def small_config(*overrides: str) -> Config:
     other_method = any(override.startswith("method.name=") for override in overrides)
     kept = [setting for setting in SMALL if not (other_method and setting.startswith("method."))]
-    return load_config("demo", [*kept, *overrides])
+    return load_config("demo", [*(["method={}"] if other_method else []), *kept, *overrides])
 
 
 def command(*arguments: str) -> list[str]:

@@ -170,54 +170,11 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_no_files(tmp_path, monk
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(shutil, "copy2", refuse)
-    with pytest.raises(InputError, match="best: the checkpoint could not be written"):
+    with pytest.raises(InputError, match=r"last: the checkpoint could not be written \(no space\)"):
         save(tmp_path / "last", 2, best=tmp_path / "best")
-    assert not (tmp_path / "best.new").exists()
+    assert sorted(os.listdir(tmp_path)) == ["best", "last"]
     assert checkpoint.load(tmp_path / "best").meta["epoch"] == 1
     assert checkpoint.load_newest(tmp_path)[0].meta["epoch"] == 1
-
-
-class Killed(BaseException):
-    """Nothing catches it."""
-
-
-def kill_at(moment, original, calls):
-    def call(*arguments, **options):
-        if next(calls) == moment:
-            raise Killed
-        return original(*arguments, **options)
-
-    return call
-
-
-def test_a_kill_at_any_moment_leaves_complete_checkpoints(tmp_path, monkeypatch):
-    moments = 0
-    while True:
-        folder = tmp_path / str(moments)
-        for epoch in (1, 2, 3):
-            save(folder / "last", epoch, best=folder / "best")
-        calls = iter(range(1000))
-        with monkeypatch.context() as patch:
-            for name in ("rename", "link", "unlink", "rmdir"):
-                patch.setattr(os, name, kill_at(moments, getattr(os, name), calls))
-            try:
-                save(folder / "last", 4, best=folder / "best")
-            except Killed:
-                moments += 1
-            else:
-                break
-        newest, problems = checkpoint.load_newest(folder)
-        assert problems == []
-        assert newest.meta["epoch"] in (3, 4)
-        # unless the epoch is repeated, the best checkpoint is complete too
-        if newest.meta["epoch"] == 4:
-            assert checkpoint.load(folder / "best").meta["epoch"] == 4
-        elif (folder / "best").exists():
-            assert checkpoint.load(folder / "best").meta["epoch"] in (3, 4)
-        for epoch in (5, 6):
-            save(folder / "last", epoch, best=folder / "best")
-        assert sorted(os.listdir(folder)) == ["best", "last", "previous"]
-    assert moments > 15
 
 
 @pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.META])

@@ -3,7 +3,8 @@
 import pytest
 
 from densecal.errors import InputError
-from densecal.training.config import dump_config, load_config, parse_config, recipes
+from densecal.training.config import dropped_options, dump_config, load_config, parse_config, recipes
+from tests.running import run
 from tests.training.common import small_config
 
 
@@ -35,9 +36,65 @@ def test_a_removed_switch_names_its_successor(key):
         load_config("demo", [f"engine.{key}=true"])
 
 
-def test_another_method_drops_the_options_of_the_recipes_own():
-    assert load_config("demo", ["method.name=bce"]).method.options == {}
-    assert load_config("demo", ["method.warmup=2", "method.name=aslp-mei"]).method.options == {"warmup": 2}
+def method_options(recipe, *overrides):
+    return load_config(recipe, list(overrides)).method.options
+
+
+@pytest.mark.filterwarnings("ignore:eta")
+def test_another_method_keeps_the_options_that_it_has():
+    paper = {"technique": "hi", "eta": 0.002, "lam": 2000, "grad_norm": "paper", "schedule": "two-stage"}
+    assert method_options("sod-paper") == paper
+    assert method_options("sod-paper", "method.name=aslp-mc") == paper
+    assert method_options("sod-paper", "method.name=aslp-mei") == paper
+    smoothing = {"eta": 0.002, "lam": 2000, "schedule": "two-stage"}
+    assert method_options("sod-paper", "method.name=als") == smoothing
+    assert load_config("sod-paper", ["method.name=als"]).total_epochs == 60
+    assert method_options("sod-paper", "method.name=slp") == {"technique": "hi"}
+    assert method_options("sod-paper", "method.name=bce") == {}
+    assert method_options("demo", "method.warmup=2", "method.name=aslp-mei") == {
+        "technique": "hi", "preset": "stable", "warmup": 2,
+    }  # fmt: skip
+    for override in ("method={}", "method={name: als}"):
+        assert method_options("sod-paper", override) == {}
+
+
+@pytest.mark.filterwarnings("ignore:eta")
+def test_an_option_that_sets_others_replaces_those_of_the_recipe():
+    assert "lam" not in method_options("sod-paper", "method.preset=stable")
+    assert method_options("sod-paper", "method.preset=stable", "method.lam=7")["lam"] == 7
+    code = method_options("sod-code", "method.schedule=two-stage")
+    assert code.keys() == {"technique", "noise_bound", "eta", "lam", "grad_norm", "schedule"}
+    assert load_config("edn", ["method.schedule=two-stage"]).total_epochs == 180
+
+
+def test_an_option_that_the_new_method_does_not_have_is_still_refused_if_the_user_gives_it():
+    with pytest.raises(InputError, match="unknown key 'technique' for bce"):
+        load_config("sod-paper", ["method.technique=si", "method.name=bce"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "dropped"),
+    [
+        ("sod-paper", [], []),
+        ("sod-paper", ["method.name=als"], ["technique", "grad_norm"]),
+        ("sod-paper", ["method.name=bce"], ["technique", "eta", "lam", "grad_norm", "schedule"]),
+        ("sod-paper", ["method.name=slp", "method.alpha=0.1"], ["eta", "lam", "grad_norm", "schedule"]),
+        ("sod-paper", ["method.preset=stable"], ["lam"]),
+        ("sod-paper", ["method.preset=stable", "method.lam=3"], []),
+        ("sod-paper", ["method={name: als}"], []),
+        ("sod", ["method.name=als"], []),
+    ],
+)  # fmt: skip
+def test_what_is_dropped_is_listed(recipe, overrides, dropped):
+    assert dropped_options(recipe, overrides) == dropped
+
+
+def test_the_command_names_what_it_drops_in_one_line(tmp_path):
+    overrides = ["method.name=als", f"data.images={tmp_path / 'nowhere'}"]
+    code, _, errors = run("train", "sod-paper", *overrides, "--out", tmp_path / "run")
+    assert code == 2
+    assert errors.splitlines()[0] == "sod-paper: dropped for als: technique, grad_norm"
+    assert len(errors.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

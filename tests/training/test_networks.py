@@ -167,7 +167,7 @@ def test_mixup_is_refused_for_networks_with_region_losses(tmp_path: Path) -> Non
 def test_recipes_have_the_published_settings() -> None:
     edn, icon, ebmgsod = (load_config(name) for name in NETWORKS)
     for name, config in zip(NETWORKS, (edn, icon, ebmgsod), strict=True):
-        assert (config.model.arch, config.model.encoder) == (name, "resnet50")
+        assert (config.model.arch, config.model.encoder) == (name, "resnet50.tv_in1k")
         assert config.data.augment == name
         assert config.method.name == "aslp-mc"
         assert config.method.options["warmup"] * 6 == config.optim.epochs

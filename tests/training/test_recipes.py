@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from timm import get_pretrained_cfg
 
 from densecal.data.layouts import identify
+from densecal.data.published_lists import published_list
 from densecal.models import build
 from densecal.models.encoders import skeleton
 from densecal.training.config import Config, load_config, recipes
@@ -46,7 +48,8 @@ def test_every_recipe_but_the_demo_names_a_published_set():
 def test_splits_are_the_papers(name: str, train_images: int, held_out: int):
     layout = identify(str(load_config(name).data.images))
     assert layout is not None
-    assert load_config(name).data.validation == held_out
+    validation = load_config(name).data.validation
+    assert (len(published_list(validation)) if isinstance(validation, str) else validation) == held_out
     assert layout.counts[0] - held_out == train_images
 
 
@@ -54,14 +57,14 @@ def test_splits_are_the_papers(name: str, train_images: int, held_out: int):
 def test_sod_paper_is_the_paper(vectors):
     config = load_config("sod-paper")
     assert (config.data.size, config.data.augment) == (384, "paper")
-    assert (config.model.arch, config.model.encoder, config.model.weights) == ("paper-unet", "resnet50", "imagenet")
-    assert (config.optim.epochs, config.optim.second_epochs, config.optim.optimizer) == (30, 10, "adam")
+    assert (config.model.arch, config.model.weights) == ("paper-unet", "imagenet")
+    assert (config.optim.epochs, config.optim.second_length, config.optim.optimizer) == (30, 30, "adam")
     rates = [learning_rate(config.optim, epoch - 1) for epoch in (1, 11, 20, 30)]
     assert rates == pytest.approx(vectors["lr_schedule"]["expected"]["paper_epochs_1_11_20_30"], rel=1e-12)
     method = create_method(config)
     assert (method.eta, method.lam, method.b, method.grad_norm) == (0.002, 2000, 1.0, "paper")
     assert (method.warmup, method.accuracy_mode) == (30, "frozen")
-    assert config.total_epochs == 40
+    assert config.total_epochs == 60
 
 
 @pytest.mark.filterwarnings("ignore:eta")
@@ -88,9 +91,22 @@ def test_cod_and_smoke_differ_from_sod_paper_where_the_appendix_says_so():
 
 def test_semantic_is_the_appendix():
     config = load_config("semantic")
-    assert (config.model.arch, config.model.encoder) == ("deeplabv3plus", "resnet50")
+    assert (config.model.arch, config.model.encoder) == ("deeplabv3plus", "resnet50.tv_in1k")
     assert (config.data.classes, config.data.ignore_index) == (21, 255)
-    assert create_method(config).technique == "hi"
+    method = create_method(config)
+    assert (method.technique, method.accuracy_mode) == ("hi", "frozen")
+
+
+@pytest.mark.parametrize("name", ["sod-paper", "sod-code", "cod", "smoke", "semantic", "edn", "icon", "ebmgsod"])
+def test_recipes_of_publications_start_from_the_weights_that_the_authors_load(name: str):
+    """Without a tag, timm's ResNet50 has weights of 2021, from another training."""
+    assert load_config(name).model.encoder == "resnet50.tv_in1k"
+    assert get_pretrained_cfg("vgg16").tag == "tv_in1k"
+
+
+@pytest.mark.parametrize("name", ["sod-paper", "sod-code", "cod", "smoke", "semantic", "edn", "ebmgsod"])
+def test_recipes_of_publications_train_in_float32(name: str):
+    assert load_config(name).engine.precision == "32-true"
 
 
 RECOMMENDED = "bce + informationless + ema"
@@ -145,7 +161,7 @@ def small(name: str) -> list[str]:
     """Return overrides for a small encoder without weights, few pixels and one epoch per stage."""
     overrides = [
         "data.size=64", "data.workers=1", "model.encoder=mobilenetv3_small_050", "model.weights=null", "optim.batch=4",
-        "optim.epochs=1", "optim.second_epochs=1", "engine.accelerator=cpu",
+        "optim.epochs=1", "engine.accelerator=cpu",
     ]  # fmt: skip
     if load_config(name).model.arch == "paper-unet":
         overrides.append("model.options={channels: 8}")

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from densecal.data.scenes import generate, write
 from densecal.errors import InputError
 from densecal.kernels.graphs import _Replayed, replay
 from densecal.training import run as run_module
@@ -41,17 +42,22 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
     open_run(config, create_fabric(config))
 
 
-def test_problems_of_the_data_are_reported_before_those_of_the_network(monkeypatch):
-    config = small_config("model.arch=nothing")
-    with pytest.raises(InputError, match=r"architecture: 'nothing'; expected one of .*unet"):
-        open_run(config, create_fabric(config))
+def test_missing_images_are_reported_first_then_the_network_before_images_are_packed(monkeypatch, tmp_path):
+    write(generate(4, 32, 0), tmp_path / "scenes")
 
-    def missing(*_):
-        raise InputError("data", "nothing", "something")
+    def pack(*_):
+        raise AssertionError("images were packed")
 
-    monkeypatch.setattr(run_module, "open_data", missing)
-    with pytest.raises(InputError, match="data: "):
-        open_run(config, create_fabric(config))
+    monkeypatch.setattr(run_module, "open_data", pack)
+    for weights in ("model.arch=nothing", f"model.weights={tmp_path / 'missing.pth'}"):
+        config = small_config("data.scenes=null", f"data.images={tmp_path / 'scenes'}", "data.validation=1", weights)
+        with pytest.raises(
+            InputError, match=r"architecture: 'nothing'; expected one of .*unet|missing.pth: no such file"
+        ):
+            open_run(config, create_fabric(config))
+        config = small_config("data.scenes=null", f"data.images={tmp_path / 'elsewhere'}", weights)
+        with pytest.raises(InputError, match="elsewhere"):
+            open_run(config, create_fabric(config))
 
 
 @pytest.mark.parametrize("ema", [0, 0.9])

@@ -98,6 +98,19 @@ def test_validation_images_may_be_a_set_of_their_own(tmp_path, monkeypatch):
         open_parts(DataConfig(images=str(archive), validation=str(tmp_path / "nowhere.zip")))
 
 
+def test_the_split_keeps_groups_together(tmp_path):
+    names = [f"patient{i // 4}_{i % 4}" for i in range(40)]
+    archive = str(samples.zipped(tmp_path / "scans.zip", names))
+    train, validation = open_parts(DataConfig(images=archive, validation=6, groups="patient[0-9]"))
+    patients = [{name[:8] for name in part.names} for part in (train, validation)]
+    assert len(validation.names) == 8
+    assert not patients[0] & patients[1]
+    with pytest.raises(InputError, match=r"data\.groups: no group for 'patient0_0' \(20 images have none\)"):
+        open_parts(DataConfig(images=archive, validation=6, groups="patient[5-9]"))
+    with pytest.raises(ValueError, match="groups 'x' of scenes; expected images"):
+        DataConfig(scenes={}, groups="x")
+
+
 def test_other_masks_of_the_same_images_are_packed_beside_them(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     images, masks = samples.folders(tmp_path, ["a", "b", "c"])

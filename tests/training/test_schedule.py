@@ -2,11 +2,12 @@
 
 import math
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 
-from densecal.training.config import OptimConfig
-from densecal.training.schedule import learning_rate
+from densecal.training.config import OptimConfig, load_config, recipes
+from densecal.training.schedule import learning_rate, stage_position
 
 
 def test_paper_and_code_schedules(vectors):
@@ -21,20 +22,58 @@ def test_paper_and_code_schedules(vectors):
     )
 
 
-def test_cosine_falls_to_zero_and_starts_again_lower_in_a_second_stage():
+SCHEDULES = get_args(OptimConfig.model_fields["schedule"].annotation)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 30])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_second_stage_has_the_rates_of_the_first(schedule, warmup_steps):
+    optim = OptimConfig(schedule=schedule, lr=0.5, epochs=25, warmup_steps=warmup_steps)
+    steps = 8
+    rates = [learning_rate(optim, epoch + step / steps, steps) for epoch in range(50) for step in range(steps)]
+    first, second = rates[: 25 * steps], rates[25 * steps :]
+    assert second == pytest.approx(first, rel=1e-9)
+    assert sum(second) == pytest.approx(sum(first), rel=1e-12)
+    assert sum(first) > 0.2 * 0.5 * len(first)  # they train
+
+
+@pytest.mark.filterwarnings("ignore:eta")
+@pytest.mark.parametrize("recipe", [name for name in recipes() if load_config(name).two_stage])
+def test_both_stages_of_a_recipe_have_the_same_summed_rate(recipe):
+    config = load_config(recipe)
+    rates = [learning_rate(config.optim, epoch) for epoch in range(config.total_epochs)]
+    first, second = rates[: config.optim.epochs], rates[config.optim.epochs :]
+    assert len(first) == len(second)
+    assert sum(second) == pytest.approx(sum(first), rel=1e-12)
+    assert sum(first) > 10 * config.optim.lr
+
+
+def test_the_recipes_with_two_stages_are_those_of_the_paper():
+    assert [name for name in recipes() if load_config(name).two_stage] == ["cod", "semantic", "smoke", "sod-paper"]
+
+
+def test_a_second_stage_is_as_long_as_the_first_unless_told_otherwise():
+    assert OptimConfig(epochs=7).second_length == 7
+    assert OptimConfig(epochs=7, second_epochs=3).second_length == 3
+    assert [stage_position(OptimConfig(epochs=7, second_epochs=3), epoch) for epoch in (0, 6.5, 7, 8.5)] == [
+        (0, 7), (6.5, 7), (0, 3), (1.5, 3),
+    ]  # fmt: skip
+
+
+def test_cosine_falls_to_zero_and_starts_again_in_a_second_stage():
     optim = OptimConfig(schedule="cosine", lr=1.0, epochs=10, second_epochs=5)
     rates = [learning_rate(optim, e / 10) for e in range(100)]
     assert rates[0] == 1.0
     assert all(a > b for a, b in pairwise(rates))
     assert rates[-1] < 1e-3
-    assert learning_rate(optim, 10) == pytest.approx(0.1)
-    assert learning_rate(optim, 14.99) < 1e-5
+    assert learning_rate(optim, 10) == 1.0
+    assert learning_rate(optim, 14.99) < 1e-4
 
 
 def test_poly_and_triangular_schedules_of_a_stage():
     poly = OptimConfig(schedule="poly", lr=2.0, epochs=10, second_epochs=5)
     assert [learning_rate(poly, e) for e in (0, 2.5, 9.9)] == pytest.approx([2.0, 2 * 0.75**0.9, 2 * 0.01**0.9])
-    assert [learning_rate(poly, e) for e in (10, 12.5)] == pytest.approx([0.2, 0.2 * 0.5**0.9])
+    assert [learning_rate(poly, e) for e in (10, 12.5)] == pytest.approx([2.0, 2 * 0.5**0.9])
     icon = OptimConfig(schedule="triangular", lr=0.05, epochs=60)
     rates = [learning_rate(icon, e + 0.7) for e in range(60)]
     assert rates == pytest.approx([0.05 * (1 - abs(2 * (e + 1) / 61 - 1)) for e in range(60)], rel=1e-12)
@@ -73,14 +112,12 @@ def test_cosine_depends_on_the_share_of_the_stage_that_is_done():
     for epoch in (0, 0.25, 2.5, 5, 7.3, 9.99):
         assert learning_rate(optim, epoch) == pytest.approx(2 * math.cos(math.pi * epoch / 20) ** 2, rel=1e-12)
     for epoch in (0, 0.25, 2.5, 4.99):
-        assert learning_rate(optim, 10 + epoch) == pytest.approx(0.2 * math.cos(math.pi * epoch / 10) ** 2, rel=1e-12)
+        assert learning_rate(optim, 10 + epoch) == pytest.approx(2 * math.cos(math.pi * epoch / 10) ** 2, rel=1e-12)
 
 
-def test_constant_and_triangular_start_again_at_a_tenth_in_a_second_stage():
-    constant = OptimConfig(schedule="constant", lr=2.0, epochs=10, second_epochs=5)
-    assert [learning_rate(constant, e) for e in (0, 9.99, 10, 14.9)] == pytest.approx([2, 2, 0.2, 0.2])
+def test_triangular_rises_and_falls_over_a_second_stage_of_another_length():
     triangular = OptimConfig(schedule="triangular", lr=0.3, epochs=10, second_epochs=5)
-    assert [learning_rate(triangular, 10 + e) for e in range(5)] == pytest.approx([0.01, 0.02, 0.03, 0.02, 0.01])
+    assert [learning_rate(triangular, 10 + e) for e in range(5)] == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -91,13 +128,14 @@ def test_constant_and_triangular_start_again_at_a_tenth_in_a_second_stage():
         ("late-decay", lambda e: 0.9 ** (e // 20)),
     ],
 )
-def test_schedules_by_epoch_continue_in_a_second_stage(schedule, factor):
+def test_schedules_by_epoch_start_again_in_a_second_stage(schedule, factor):
     optim = OptimConfig(schedule=schedule, lr=1.0, epochs=15, second_epochs=30)
-    rate = 1.0
-    for done in range(45):
-        assert learning_rate(optim, done) == pytest.approx(rate, rel=1e-12)
-        assert learning_rate(optim, done + 0.999) == learning_rate(optim, done)
-        rate *= factor(done + 1)
+    for first, length in ((0, 15), (15, 30)):
+        rate = 1.0
+        for done in range(length):
+            assert learning_rate(optim, first + done) == pytest.approx(rate, rel=1e-12)
+            assert learning_rate(optim, first + done + 0.999) == learning_rate(optim, first + done)
+            rate *= factor(done + 1)
 
 
 def test_a_warm_up_scales_whatever_the_schedule_says():

@@ -24,11 +24,12 @@ from densecal.errors import InputError
 from densecal.evaluation.model import Calibrator, ImageSet, Logits, evaluate_model_by_bins
 from densecal.evaluation.record import Record
 from densecal.io.atomic import write_json
-from densecal.io.documents import read_yaml
+from densecal.io.documents import read_json, read_yaml
 from densecal.metrics.entropy import drop_missing
 from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
 from densecal.prediction.predictor import Predictor, load_predictor
 from densecal.runtime.progress import Progress
+from densecal.training import checkpoint
 from densecal.training.config import first_difference, parse_config
 
 
@@ -85,7 +86,7 @@ def evaluate_everywhere(
 def _cell_result(cell: Cell, sets: ImageSets, progress: Progress) -> dict[str, Any]:
     _prepare_run(cell)
     start = time.perf_counter()
-    train_and_calibrate(cell.config, cell.run, resume=True, progress=progress)
+    train_and_calibrate(cell.config, cell.run, True, progress, cell.start.run if cell.start else None)
     seconds = time.perf_counter() - start
     predictor = load_predictor(cell.run, _device(cell))
     return {
@@ -140,7 +141,24 @@ def _same_run(cell: Cell, run: Path) -> bool:
         config = parse_config(read_yaml(path, "the configuration of a run"), str(path))
     except InputError:
         return False
-    return first_difference(config, cell.config) is None
+    return first_difference(config, cell.config) is None and _first_stage(run) == _model_of(cell.start)
+
+
+def _first_stage(run: Path) -> str | None:
+    """Return the hash of the weights that a run started from, or ``None``."""
+    try:
+        origin = read_json(checkpoint.find(run) / checkpoint.META, "a checkpoint").get("first_stage")
+    except InputError:
+        return None
+    return None if origin is None else str(origin["weights"])
+
+
+def _model_of(cell: Cell | None) -> str | None:
+    """Return the hash of the weights that a cell has trained."""
+    if cell is None:
+        return None
+    meta = read_json(checkpoint.find(cell.run) / checkpoint.META, "a checkpoint")
+    return str(meta["sha256"][checkpoint.MODEL])
 
 
 def _device(cell: Cell) -> str:

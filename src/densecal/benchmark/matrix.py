@@ -62,6 +62,7 @@ class Dataset(Section):
             ``densecal.data.informationless``).
         ood: No image shows an object: masks are not read, and every pixel is background.
         shift: The images are corrupted.
+        groups: Groups of ``images`` that are alike, which intervals resample: as ``data.groups`` of a recipe.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -71,13 +72,14 @@ class Dataset(Section):
     informationless: bool = False
     ood: bool = False
     shift: Shift | None = None
+    groups: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Dataset:
         if [self.images is not None, self.scenes is not None, self.informationless].count(True) != 1:
             raise ValueError("none or several of images, scenes and informationless; expected one of them")
-        if self.images is None and (self.ood or self.masks is not None):
-            raise ValueError("ood or masks without images; expected images, the only kind that these describe")
+        if self.images is None and (self.ood or self.masks is not None or self.groups is not None):
+            raise ValueError("ood, masks or groups without images; expected images, the only kind that these describe")
         return self
 
     @property
@@ -153,6 +155,8 @@ class Matrix(Section):
         ensembles: Labels whose seeds are also evaluated together, by their mean probability.
         mc_dropout: Labels whose models are also evaluated with dropout on, by the mean probability of ten draws.
         tune: Strengths to tune, by label.
+        starts_from: Name of a method of plain cross entropy. Its run with the same seed is the first stage of every
+            row whose method has two stages, unless the row sets ``method.schedule=warmup``.
         bins: Bins of the calibration errors; the first are those of the tables.
         keep: ``last`` keeps a checkpoint of every run, ``none`` removes it once it is evaluated.
     """
@@ -166,6 +170,7 @@ class Matrix(Section):
     ensembles: list[str] = Field(default=[])
     mc_dropout: list[str] = Field(default=[])
     tune: dict[str, Tuning] = Field(default={})
+    starts_from: str | None = None
     bins: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[10], min_length=1)
     keep: Literal["last", "none"] = "last"
 
@@ -203,6 +208,17 @@ class Matrix(Section):
         return self
 
     @model_validator(mode="after")
+    def _first_stage_fits(self) -> Matrix:
+        known = [entry.name for entry in self.methods if entry.name not in self.tune]
+        if self.starts_from is not None and self.starts_from not in known:
+            raise ValueError(
+                f"starts_from is {self.starts_from!r}; expected a method that is not tuned, one of {', '.join(known)}"
+            )
+        if self.starts_from is not None and self.keep == "none":
+            raise ValueError("starts_from with keep: none; expected keep: last, because it loads checkpoints")
+        return self
+
+    @model_validator(mode="after")
     def _tuning_fits(self) -> Matrix:
         _check_labels("tune", list(self.tune), self.single_labels)
         if self.tune and (REFERENCE not in self.single_labels or REFERENCE in self.tune):
@@ -237,8 +253,8 @@ def load_matrix(path: Path) -> Matrix:
 
 
 def dump_matrix(matrix: Matrix) -> str:
-    """Return the matrix as YAML."""
-    return str(yaml.safe_dump(matrix.model_dump(mode="json"), sort_keys=False))
+    """Return the matrix as YAML, with a first line by which `densecal benchmark` recognises its own file."""
+    return "# densecal benchmark\n" + str(yaml.safe_dump(matrix.model_dump(mode="json"), sort_keys=False))
 
 
 def _check_different(values: list[Any]) -> None:

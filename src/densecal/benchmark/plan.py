@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from densecal import posthoc
+from densecal import methods, posthoc
 from densecal.benchmark.matrix import Dataset, Matrix, MethodEntry, Value
 from densecal.errors import InputError
 from densecal.evaluation.record import Record
@@ -21,10 +21,13 @@ from densecal.io.documents import read_json
 from densecal.metrics.ood import Separation
 from densecal.posthoc.registry import find as find_calibrator
 from densecal.training.config import Config, load_config
+from densecal.training.first_stage import FIRST_STAGE, difference
 
 VERSION = 1
 """Version of the result files; a cell whose result has another version is run again."""
 RESULT, ERROR = "result.json", "error.txt"
+STABLE_METHODS = ("aslp-mc", "als")
+"""Methods whose default lambda was 2000 in version 0.1 and is 500 now."""
 PLAIN = "none"
 """The name of the model as it is, without a calibrator."""
 
@@ -47,6 +50,7 @@ class Cell:
         grid: The values that distinguish this cell from others of its entry.
         tried: The value of a tuned strength that this cell tries out, else empty.
         like: A cell whose training is the same, if there is one.
+        start: The cell that trains its first stage, if another one does.
     """
 
     label: str
@@ -62,6 +66,7 @@ class Cell:
     grid: dict[str, Value] = field(default_factory=dict)
     tried: str = ""
     like: Path | None = None
+    start: Cell | None = None
 
     @property
     def key(self) -> str:
@@ -81,7 +86,8 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """Changes with everything that the result depends on."""
-        return _digest(self.config.model_dump(mode="json", exclude_defaults=True), self)
+        own, *first = (_settings_of(cell.config) for cell in (self, self.start) if cell)
+        return _digest([own, *first] if first else own, self)
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,11 @@ class Plan:
     def __init__(self, matrix: Matrix, out: Path) -> None:
         self.matrix = matrix
         self.out = out
+        self._first_stages: list[Cell] = []
+        self._first_stages = [
+            cell for entry in matrix.methods if entry.name == matrix.starts_from for cell in self._cells(entry)
+        ]
+        _check_first_stages(self._first_stages)
         self.trials = list(self._trials())
         """Cells that try out values of the tuned strengths."""
         self.untuned = [
@@ -225,13 +236,30 @@ class Plan:
         overrides = (*matrix.overrides, *entry.overrides, *extra, f"engine.seed={seed}")
         try:
             config = load_config(matrix.recipe, list(overrides))
+            if self._first_stages and _could_start(config):
+                overrides = (*overrides, "method.schedule=two-stage")
+                config = load_config(matrix.recipe, list(overrides))
+            start = self._first_stage(config, seed) if self._first_stages and config.two_stage else None
         except InputError as error:
-            raise InputError(f"method {label or entry.name}: {error.where}", error.found, error.expected) from None
+            raise InputError(
+                f"method {(label or entry.name)[:200]}: {error.where}", error.found, error.expected
+            ) from None
         if config.engine.devices * config.engine.nodes > 1:
             raise InputError("engine.devices", "several", "1: a benchmark runs one process per device")
         return Cell(
             label or entry.name, seed, folder, matrix.recipe, overrides, config, datasets, calibrators,
-            tuple(matrix.bins), matrix.keep, _parsed_values(config, grid or {}), tried, like,
+            tuple(matrix.bins), matrix.keep, _parsed_values(config, grid or {}), tried, like, start,
+        )  # fmt: skip
+
+    def _first_stage(self, config: Config, seed: int) -> Cell:
+        """Return the cell that trains the first stage of a run."""
+        cells = [cell for cell in self._first_stages if cell.seed == seed]
+        for cell in cells:
+            if difference(cell.config, config) is None:
+                return cell
+        raise InputError(
+            f"starts_from {self.matrix.starts_from}", f"a run with {difference(cells[0].config, config)}",
+            "a run with the same network, data and split",
         )  # fmt: skip
 
 
@@ -318,11 +346,34 @@ def _parsed_values(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
     return values
 
 
+def _settings_of(config: Config) -> dict[str, Any]:
+    """Return the settings that are not the default, and the default strength of a rule where it is not that of 0.1."""
+    settings = config.model_dump(mode="json", exclude_defaults=True)
+    options = config.method.options
+    uses_lambda = config.method.name in STABLE_METHODS and options.get("constraint") != "exact"
+    if uses_lambda and not {"lam", "preset"} & options.keys():
+        settings.setdefault("method", {})["preset"] = "stable"
+    return settings
+
+
 def _digest(training: Any, cell: Cell) -> str:
     """Hash what is trained and how it is evaluated."""
     datasets = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in cell.datasets]
     parts = [VERSION, training, datasets, cell.calibrators, cell.bins]
     return hashlib.sha256(json.dumps(round_floats(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _could_start(config: Config) -> bool:
+    """Return whether a method has two stages and the settings do not say which schedule it follows."""
+    return "schedule" in methods.options(config.method.name) and config.method.options.get("schedule") is None
+
+
+def _check_first_stages(cells: list[Cell]) -> None:
+    """Check that the runs that others start from are plain cross entropy."""
+    for cell in cells:
+        if cell.config.method.name != FIRST_STAGE:
+            problem = f"{cell.label}, which trains {cell.config.method.name}"
+            raise InputError("starts_from", problem, f"a method of {FIRST_STAGE}, which is the first stage")
 
 
 def _check_calibrator(name: str, cells: list[Cell]) -> None:

@@ -18,6 +18,7 @@ from densecal.errors import InputError
 from densecal.evaluation.model import ImageSet, load_image_set, load_validation_set
 from densecal.evaluation.record import VALIDATION
 from densecal.evaluation.shift import shifted_set
+from densecal.io.groups import Groups
 from densecal.runtime.progress import Progress, silent
 from densecal.training.config import Config, DataConfig
 
@@ -52,7 +53,7 @@ class ImageSets:
             return load_image_set(
                 dataset.name, dataset.images, dataset.masks, size=data.size, classes=data.classes,
                 ignore_index=data.ignore_index if data.classes > 1 else None,
-                without_foreground=dataset.ood, workers=data.workers, progress=progress,
+                without_foreground=dataset.ood, groups=_groups(dataset), workers=data.workers, progress=progress,
             )  # fmt: skip
 
         shape = f"{data.size} {data.classes} {data.ignore_index}"
@@ -74,12 +75,18 @@ def check_datasets(datasets: list[Dataset]) -> None:
     for dataset in datasets:
         if dataset.images is not None:
             source = open_source(dataset.images, dataset.masks)
+            if (groups := _groups(dataset)) is not None:
+                groups.of(source.names)
             if not (source.has_masks or dataset.ood):
                 raise InputError(
                     f"datasets: {dataset.name}",
                     "images without masks",
                     "masks, or ood: true if no image shows an object",
                 )
+
+
+def _groups(dataset: Dataset) -> Groups | None:
+    return None if dataset.groups is None else Groups(dataset.groups, f"datasets: {dataset.name}: groups")
 
 
 def _stripped_set(name: str, data: ImageSet) -> ImageSet:

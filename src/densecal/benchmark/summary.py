@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from numpy.typing import NDArray
 
 from densecal import __version__
 from densecal.benchmark.matrix import Matrix
-from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, read_result
+from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, failed, read_result
 from densecal.benchmark.tuning import Choice, choices
-from densecal.evaluation.record import VALIDATION, Record
+from densecal.errors import InputError
+from densecal.evaluation.record import VALIDATION, Interval, Record, known_interval
+from densecal.io.documents import parse_json, read_text
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import Separation, separation
 
@@ -152,7 +153,7 @@ def results(summary: Summary) -> dict[str, Any]:
     """Return every figure of every row for JSON: mean, spread over seeds and value per seed."""
     return {
         "command": summary.command,
-        "densecal": __version__,
+        "version": __version__,
         "matrix": summary.matrix.model_dump(mode="json"),
         "tuning": {label: asdict(choice) for label, choice in summary.choices.items()},
         "missing": summary.missing,
@@ -222,27 +223,34 @@ def _figure(row: Row, section: str, key: str, bins: int | None = None) -> dict[s
     values = row.values(section, key, bins)
     mean, std = spread(values.values())
     figure: dict[str, Any] = {"mean": mean, "std": std, "seeds": values}
-    if section == "calibration" and bins is None:
-        intervals = {seed: record.calibration.ci.get(key) for seed, record in row.records.items()}
+    if section in ("calibration", "segmentation") and bins is None:
+        intervals = {seed: known_interval(_intervals(record, section), key) for seed, record in row.records.items()}
         if all(intervals.values()):
             figure["interval"] = intervals
     return figure
 
 
+def _intervals(record: Record, section: str) -> Mapping[str, Interval]:
+    return record.calibration.ci if section == "calibration" else record.segmentation_ci or {}
+
+
 def _why_missing(task: Task) -> str:
     try:
-        lines = (task.folder / ERROR).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "not run yet"
+        lines = read_text(task.folder / ERROR, "the reason of a failure").splitlines()
+    except InputError:
+        start = task.start if isinstance(task, Cell) else None
+        return "not run yet" if start is None or not failed(start) else f"its first stage, {start.key}, failed"
     return lines[-1] if lines else "failed"
 
 
 def _command(cell: Cell) -> str:
-    return shlex.join(["densecal", "train", cell.recipe, *cell.overrides, "--out", str(cell.run)])
+    first = ["--from", str(cell.start.run)] if cell.start else []
+    return shlex.join(["densecal", "train", cell.recipe, *cell.overrides, *first, "--out", str(cell.run)])
 
 
 def _log(cell: Cell) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in (cell.run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+    path, expected = cell.run / "log.jsonl", "the log of a run"
+    try:  # not read_log: packed benchmarks keep a few figures of every epoch alone
+        return [parse_json(line, path, expected) for line in read_text(path, expected).splitlines()]
+    except InputError:
         return []

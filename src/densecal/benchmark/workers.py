@@ -19,14 +19,17 @@ from pathlib import Path
 
 import torch
 
-from densecal.benchmark.matrix import Matrix, dump_matrix
-from densecal.benchmark.plan import ERROR, Plan, Task, failed, finished
+from densecal.benchmark.matrix import Matrix, dump_matrix, load_matrix
+from densecal.benchmark.plan import ERROR, Cell, Plan, Task, failed, finished
 from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
+from densecal.data import open_source
 from densecal.errors import InputError, Preempted
 from densecal.io.atomic import write_text
+from densecal.runtime.cores import cores
 from densecal.runtime.lock import lock_folder
-from densecal.runtime.pool import cores, environment, start_worker
+from densecal.runtime.pool import environment, start_worker
+from densecal.training.config import DataConfig
 from densecal.training.samples import open_data
 
 POLL_SECONDS = 0.5
@@ -74,7 +77,7 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
         return
     check_datasets(matrix.datasets)
     _pack(plan, watch)
-    write_text(out / "matrix.yaml", dump_matrix(matrix))
+    _write_matrix(matrix, out / "matrix.yaml")
     for task in tasks:
         watch(Event(task.key, "waiting"))
     workers: list[_Worker] = []
@@ -89,8 +92,16 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
             worker.close()
 
 
+def _write_matrix(matrix: Matrix, path: Path) -> None:
+    """Write the matrix into its folder, unless the file there says the same: it may be the one that was read."""
+    with contextlib.suppress(InputError):
+        if load_matrix(path) == matrix:
+            return
+    write_text(path, dump_matrix(matrix))
+
+
 def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
-    """Return the tasks that can be done now and are neither finished nor failed.
+    """Return the tasks that can be done now, or wait for a first stage, and are neither finished nor failed.
 
     Args:
         plan: All tasks.
@@ -105,8 +116,8 @@ def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
     tuned = plan.tuned({label: choice.chosen for label, choice in choices(plan).items()})
     references = plan.references([*plan.untuned, *tuned])
     # every method has its first seed before any has its second, so that a table is useful early
-    cells = sorted([*plan.untuned, *tuned], key=lambda cell: plan.matrix.seeds.index(cell.seed))
-    tasks: list[Task] = [*plan.trials, *cells]
+    cells = sorted([*plan.untuned, *tuned], key=lambda cell: (plan.matrix.seeds.index(cell.seed), bool(cell.start)))
+    tasks: list[Task] = [cell for cell in (*plan.trials, *cells) if not (cell.start and failed(cell.start))]
     tasks += [reference for reference in references if all(map(is_done, reference.members))]
     return [task for task in tasks if not is_done(task) and not failed(task)]
 
@@ -178,10 +189,12 @@ def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
 
 
 def _try_task(task: Task, sets: ImageSets, pipe: Connection) -> bool:
-    """Run a task and return true, unless another process runs it or has finished it."""
+    """Run a task and return true, unless it waits for its first stage, or another process runs or has finished it."""
     # only workers need the networks, whose libraries take seconds to load
     from densecal.benchmark.cells import run_task
 
+    if isinstance(task, Cell) and task.start is not None and not finished(task.start):
+        return False
     with lock_folder(task.folder) as held:
         if not held or finished(task) or failed(task):
             return False
@@ -253,11 +266,24 @@ def _pack(plan: Plan, watch: Watch) -> None:
     def report(title: str, done: int, total: int, /, **figures: float) -> None:
         watch(Event("data", "running", f"{title}: {done} of {total}"))
 
-    configs = {cell.config.data.model_dump_json(): cell.config.data for cell in [*plan.trials, *plan.untuned]}
-    for config in configs.values():
+    for config in _data_configs(plan):
         if config.images is not None:
             open_data(config, report)
             watch(Event("data", "finished", "packed"))
+
+
+def data_files(plan: Plan) -> Iterator[Path]:
+    """Yield the image files that a benchmark reads, as far as they are there: a finished one needs none."""
+    datasets = [(dataset.images, dataset.masks) for dataset in plan.matrix.datasets]
+    for images, masks in [*datasets, *((data.images, data.masks) for data in _data_configs(plan))]:
+        with contextlib.suppress(InputError):
+            if images is not None:
+                yield from open_source(images, masks).files()
+
+
+def _data_configs(plan: Plan) -> list[DataConfig]:
+    configs = {cell.config.data.model_dump_json(): cell.config.data for cell in [*plan.trials, *plan.untuned]}
+    return list(configs.values())
 
 
 def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:

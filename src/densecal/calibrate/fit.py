@@ -11,6 +11,7 @@ import torch
 
 from densecal import posthoc
 from densecal.errors import InputError
+from densecal.io.masks import one_sided
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.scores import Scores, score_batches, score_histogram
 from densecal.runtime.progress import Progress, retitle, silent
@@ -75,7 +76,7 @@ def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress
         calibrator.fit(histogram)
         scores = score_histogram(histogram), score_histogram(histogram, calibrator)
         return Fit(calibrator, len(data), *scores, _saturation_warnings(calibrator, histogram))
-    calibrator.fit(lambda: data.batches(progress), data.ignore_index)
+    _fit_batches(calibrator, data, progress)
     before, after = score_batches(lambda: data.batches(progress), calibrator, data.ignore_index)
     return Fit(calibrator, len(data), before, after, [])
 
@@ -92,13 +93,39 @@ def fit_several(methods: Sequence[str], data: FitData, device: torch.device | st
     fitted = {}
     for method, calibrator in new.items():
         try:
-            calibrator.fit(histogram if calibrator.from_histogram else data.batches, data.ignore_index)
+            if calibrator.from_histogram:
+                calibrator.fit(histogram, data.ignore_index)
+            else:
+                _fit_batches(calibrator, data)
         except InputError as error:
             # the model is still evaluated without this calibrator
             warnings.warn(f"{error}; evaluated without {method}", stacklevel=2)
             continue
         fitted[method] = calibrator.eval()
     return fitted
+
+
+def _fit_batches(calibrator: Calibrator, data: FitData, progress: Progress = silent) -> None:
+    """Fit on batches, and refuse masks that all say the same. A histogram is checked by the calibrator itself."""
+    labels: set[int] = set()
+
+    def batches() -> Iterator[Batch]:
+        for batch in data.batches(progress):
+            valid = batch.masks[batch.masks != (-1 if data.ignore_index is None else data.ignore_index)]
+            if valid.numel():
+                labels.update(map(int, valid.aminmax()))
+            yield batch
+
+    failure = None
+    try:
+        calibrator.fit(batches, data.ignore_index)
+    except InputError as error:
+        failure = error
+    same = one_sided(min(labels), max(labels), len(data), data.classes) if labels else ""
+    if same:  # which explains a failure better than the failure itself
+        raise InputError(calibrator.method, same, "more than one class to fit on")
+    if failure is not None:
+        raise failure
 
 
 def _new_calibrator(method: str, data: FitData, device: torch.device | str) -> Calibrator:

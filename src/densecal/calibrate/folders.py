@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from densecal.data import Source, open_source
+from densecal.data.pairs import find_maps, find_pairs
 from densecal.errors import InputError
-from densecal.io.map_files import read_map, write_plane
-from densecal.io.masks import VOID
-from densecal.io.pairs import find_maps, find_pairs, read_class_pair, read_foreground_pair
+from densecal.io.groups import Groups
+from densecal.io.map_files import map_targets, read_map, write_plane
+from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.masks import VOID, one_sided
+from densecal.io.outputs import check_output_folder, check_outputs
+from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
@@ -36,6 +42,7 @@ class MapData:
         classes: 1 for foreground maps, K for softmax maps.
         ignore_index: Mask value of void pixels; 255 for K classes, none for foreground masks unless given.
         images: Folder of the photographs, for calibrators that look at them.
+        maps: How the maps are stored.
     """
 
     def __init__(
@@ -45,8 +52,10 @@ class MapData:
         classes: int = 1,
         ignore_index: int | None = None,
         images: Path | None = None,
+        maps: MapOptions = AS_STORED,
     ) -> None:
-        self.pairs, _ = find_pairs(predictions, masks)
+        self.pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
+        self.maps = maps
         self.classes = classes
         self.mask_void = ignore_index
         self.ignore_index = VOID if ignore_index is None or classes == 1 else ignore_index
@@ -56,11 +65,17 @@ class MapData:
     def __len__(self) -> int:
         return len(self.pairs)
 
+    def files(self) -> Iterator[Path]:
+        """Yield the files that are read."""
+        yield from pair_files(self.pairs)
+        if self.images is not None:
+            yield from self.images.files()
+
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels; integer maps are counted by level."""
         histogram = LogitHistogram()
         for pair in track(self.pairs, "Reading maps", progress):
-            read = read_foreground_pair(pair, self.mask_void)
+            read = read_foreground_pair(pair, self.mask_void, options=self.maps)
             prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
             if np.issubdtype(prediction.dtype, np.floating):
                 histogram.update(logit(torch.tensor(prediction)), torch.tensor(mask))
@@ -72,12 +87,12 @@ class MapData:
         """Yield all images once, one at a time, or a large one in chunks."""
         for pair in track(self.pairs, "Reading maps", progress):
             if self.classes == 1:
-                read = read_foreground_pair(pair, self.mask_void)
+                read = read_foreground_pair(pair, self.mask_void, options=self.maps)
                 prediction = read.prediction
                 labels = np.where(read.valid, read.mask.foreground, np.uint8(VOID))
                 masks = torch.from_numpy(labels.astype(np.int64))[None, None]
             else:
-                prediction, labels, _ = read_class_pair(pair, self.classes, self.ignore_index)
+                prediction, labels, _ = read_class_pair(pair, self.classes, self.ignore_index, options=self.maps)
                 masks = torch.from_numpy(labels.astype(np.int64))[None]
             if self.images is not None:
                 yield Batch(map_logits(prediction), masks, _read_photograph(self.images, pair.stem, masks.shape[-2:]))
@@ -88,7 +103,14 @@ class MapData:
 
 @torch.no_grad()
 def apply(
-    calibrator: Calibrator, predictions: Path, out: Path, images: Path | None = None, progress: Progress = silent
+    calibrator: Calibrator,
+    predictions: Path,
+    out: Path,
+    images: Path | None = None,
+    progress: Progress = silent,
+    reads: Iterable[Path] = (),
+    force: bool = False,
+    options: MapOptions = AS_STORED,
 ) -> int:
     """Write the calibrated maps of a folder of maps.
 
@@ -100,21 +122,26 @@ def apply(
         out: Another folder.
         images: Folder of the photographs, for calibrators that look at them.
         progress: Told how many maps are written.
+        reads: Further files that must not be written over, such as that of the calibrator.
+        force: Replace files in the way that `apply` did not write, but never one that it reads.
+        options: How the maps are stored.
 
     Returns:
         Number of maps written.
     """
-    if out.resolve() == predictions.resolve():
-        raise InputError("--out", "the folder of the maps themselves", "another folder")
-    maps = find_maps(predictions)
+    check_output_folder(out, [predictions, images])
+    maps = find_maps(predictions, options.strip_suffix)
     if calibrator.needs_images and images is None:
         raise InputError(calibrator.method, "maps without images", "--images")
-    source = None if images is None else _open_photographs(images, [pair.stem for pair in maps])
+    stems = [pair.stem for pair in maps]
+    source = None if images is None else _open_photographs(images, stems)
+    inputs = chain((pair.prediction for pair in maps), () if source is None else source.files(), reads)
+    check_outputs("calibrate apply", map_targets(out, stems, ("png", "npy")), inputs, force)
     for pair in track(maps, "Calibrating", progress):
-        prediction = read_map(pair.prediction, calibrator.num_classes)
+        prediction = read_map(pair.prediction, calibrator.num_classes, options=options)
         photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
         p = _calibrate(calibrator, prediction, photograph)
-        write_plane(out / pair.stem, p[0] if calibrator.num_classes == 1 else p)
+        write_plane(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, "calibrate apply")
     return len(maps)
 
 
@@ -130,17 +157,115 @@ def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | N
 
 
 def control_risk(
-    predictions: Path, masks: Path, alpha: float, ignore_index: int | None = None, progress: Progress = silent
+    predictions: Path,
+    masks: Path,
+    alpha: float,
+    ignore_index: int | None = None,
+    groups: Groups | None = None,
+    progress: Progress = silent,
+    maps: MapOptions = AS_STORED,
 ) -> RiskControl:
-    """Find the threshold on a folder of foreground maps that controls the false-negative rate at alpha."""
-    curve = RiskCurve()
-    pairs, _ = find_pairs(predictions, masks)
-    for pair in track(pairs, "Reading maps", progress):
-        read = read_foreground_pair(pair, ignore_index)
-        if not read.valid.any():
-            raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")
-        curve.update(read.prediction[read.valid], read.mask.foreground[read.valid])
-    return curve.control(alpha)
+    """Find the threshold on a folder of foreground maps that controls the false-negative rate at alpha.
+
+    Args:
+        predictions: Folder of maps.
+        masks: Folder of masks.
+        alpha: The false-negative rate.
+        ignore_index: Mask value of void pixels.
+        groups: Groups of images that are alike: the guarantee is then for a new group.
+        progress: Told how many maps are read.
+        maps: How the maps are stored.
+    """
+    curve, foreground = RiskCurve(), False
+    for unit in _units(predictions, masks, groups, progress, maps.strip_suffix):
+        part = RiskCurve()
+        for pair in unit:
+            read = read_foreground_pair(pair, ignore_index, options=maps)
+            if not read.valid.any():
+                raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")
+            part.update(read.prediction[read.valid], read.mask.foreground[read.valid])
+            foreground |= bool(read.mask.foreground.any())
+        curve.add_group(part)
+    if not foreground:
+        raise InputError(masks, one_sided(0, 0, curve.images), "foreground, of which some may be missed")
+    return curve.control(alpha, groups is not None)
+
+
+@dataclass(frozen=True)
+class ClassRisk:
+    """The threshold of one class.
+
+    Attributes:
+        label: The class.
+        images: Images whose mask holds it.
+        units: Groups of them, or the images where there are no groups.
+        control: The threshold and its costs on these images; None where there are fewer than 1/alpha - 1 units.
+    """
+
+    label: int
+    images: int
+    units: int
+    control: RiskControl | None
+
+
+def control_class_risks(
+    predictions: Path,
+    masks: Path,
+    classes: int,
+    alpha: float,
+    ignore_index: int | None = None,
+    groups: Groups | None = None,
+    progress: Progress = silent,
+    maps: MapOptions = AS_STORED,
+) -> list[ClassRisk]:
+    """Find a threshold for every class on a folder of softmax maps; see `posthoc.risk_control` for the guarantee.
+
+    Args:
+        predictions: Folder of maps.
+        masks: Folder of masks.
+        classes: K.
+        alpha: The share of a class that may be missed, on average over images that hold it.
+        ignore_index: Label of void pixels; 255 unless given.
+        groups: Groups of images that are alike: the guarantee is then for a new group.
+        progress: Told how many maps are read.
+        maps: How the maps are stored.
+    """
+    void = VOID if ignore_index is None else ignore_index
+    curves = [RiskCurve() for _ in range(classes)]
+    for unit in _units(predictions, masks, groups, progress, maps.strip_suffix):
+        parts = {label: RiskCurve() for label in range(classes)}
+        for pair in unit:
+            prediction, labels, _ = read_class_pair(pair, classes, void, options=maps)
+            valid = labels != void
+            truth = labels[valid]
+            for label in np.unique(truth).tolist():
+                parts[label].update(prediction[label][valid], truth == label)
+        for label, part in parts.items():
+            if part.images:
+                curves[label].add_group(part)
+    return [ClassRisk(k, curve.images, curve.units, _control(curve, alpha, groups)) for k, curve in enumerate(curves)]
+
+
+def _control(curve: RiskCurve, alpha: float, groups: Groups | None) -> RiskControl | None:
+    """Return the threshold of a class, or None where too few units hold it."""
+    try:
+        return curve.control(alpha, groups is not None)
+    except InputError:
+        if 0.0 < alpha < 1.0:
+            return None
+        raise
+
+
+def _units(
+    predictions: Path, masks: Path, groups: Groups | None, progress: Progress, strip: tuple[str, ...]
+) -> Iterator[list[Pair]]:
+    """Yield the pairs of every group, or every pair alone."""
+    pairs, _ = find_pairs(predictions, masks, strip=strip)
+    units: dict[str, list[Pair]] = {}
+    stems = [pair.stem for pair in pairs]
+    for pair, group in zip(pairs, stems if groups is None else groups.of(stems), strict=True):
+        units.setdefault(group, []).append(pair)
+    yield from track(list(units.values()), "Reading maps", progress)
 
 
 def map_logits(prediction: Array) -> Tensor:

@@ -10,10 +10,12 @@ import torch
 
 from densecal import posthoc
 from densecal.calibrate.fit import fit
+from densecal.data import Source
 from densecal.data.decoding import read_sample
 from densecal.errors import InputError
 from densecal.evaluation.model import ImageSet, Logits, model_outputs, resize
 from densecal.io.masks import VOID
+from densecal.io.run_files import run_files
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
 from densecal.prediction.predictor import group_by_pixels, load_predictor, own_calibrator_error
@@ -43,6 +45,7 @@ class RunData:
     has_images = True
 
     def __init__(self, run: Path, device: str = "auto") -> None:
+        self.run = run
         self.predictor = load_predictor(run, device)
         if self.predictor.calibrator is not None:
             raise own_calibrator_error(run, self.predictor.calibrator)
@@ -53,6 +56,12 @@ class RunData:
 
     def __len__(self) -> int:
         return len(self.part.names)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that are read."""
+        yield from run_files(self.run)
+        if isinstance(self.part.source, Source):  # generated scenes have no files
+            yield from self.part.source.files()
 
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels."""
@@ -118,7 +127,7 @@ def _count_logits(batches: Iterable[Batch]) -> LogitHistogram:
 
 
 def train_and_calibrate(
-    config: Config, out: Path, resume: bool = False, progress: Progress = silent
+    config: Config, out: Path, resume: bool = False, progress: Progress = silent, start: Path | None = None
 ) -> CalibrationResult | None:
     """Train a model and, where ``model.calibrator`` asks for it, fit the run's own calibrator.
 
@@ -127,11 +136,12 @@ def train_and_calibrate(
         out: Run folder, as for `train`; also holds ``calibrator.json``.
         resume: Continue from the last checkpoint there, or start if there is none.
         progress: Told about the progress of training and fitting.
+        start: Run whose model a second stage starts from, as for `train`.
 
     Returns:
         The last validation, or ``None`` if the run was finished already.
     """
-    result = train(config, out, resume, progress)
+    result = train(config, out, resume, progress, start)
     if config.model.calibrator and is_first_process():
         _calibrate_run(config, out, progress, again=result is not None)
     return result

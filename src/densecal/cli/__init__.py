@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 
-from densecal.cli import benchmark, calibrate, data, evaluate, export, report, shift, train
-from densecal.cli.app import app
+from densecal.cli import (
+    benchmark,
+    cache,
+    calibrate,
+    check,
+    data,
+    evaluate,
+    export,
+    merge,
+    report,
+    reproduce,
+    shift,
+    train,
+)
+from densecal.cli.app import app, show_flags
+from densecal.cli.common import print_note, warnings_as_lines
 from densecal.errors import InputError, Preempted
 
-__all__ = ["app", "benchmark", "calibrate", "data", "evaluate", "export", "main", "report", "shift", "train"]
+__all__ = [
+    "app",
+    "benchmark",
+    "cache",
+    "calibrate",
+    "check",
+    "data",
+    "evaluate",
+    "export",
+    "main",
+    "merge",
+    "report",
+    "reproduce",
+    "shift",
+    "train",
+]
+
+show_flags()
 
 _TRAINING_MODULES = {
     "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torchvision", "yaml",
@@ -21,16 +55,25 @@ def main() -> None:
 
     A run that was asked to stop exits with 143, or with 130 after Ctrl-C.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 loses no result
     try:
-        app()
+        with warnings_as_lines():
+            app()
     except InputError as error:
-        print(f"densecal: {error}".replace("\n", " "), file=sys.stderr)
+        print_note(f"densecal: {error}")
+        sys.exit(2)
+    except OSError as error:  # a name that no file can have, a loop of links, a full disk
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        where = "disk" if error.filename is None else os.fsdecode(error.filename)
+        print_note(f"densecal: {where}: {error.strerror}; expected a path that can be read or written")
         sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _TRAINING_MODULES:
             raise
-        print(f"densecal: {error.name}: not installed; expected pip install 'densecal[train]'", file=sys.stderr)
+        print_note(f"densecal: {error.name}: not installed; expected pip install 'densecal[train]'")
         sys.exit(2)
     except Preempted as stopped:
-        print(f"densecal: {stopped}", file=sys.stderr)
+        print_note(f"densecal: {stopped}")
         sys.exit(128 + stopped.number)

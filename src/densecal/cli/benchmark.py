@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console
+from densecal.cli.common import Force, console, print_line, print_note
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from densecal.benchmark import Event
 
+_TABLES = (
+    "table.md", "table.tex", "table.csv", "results.json", "effective_alpha.csv", "effective_alpha.tex", "commands.md",
+)  # fmt: skip
 _MOST_ROWS = 25
-"""A longer progress table leaves out finished and waiting tasks."""
+"""A longer progress table leaves out waiting tasks."""
 
 
 @app.command()
@@ -31,6 +33,7 @@ def benchmark(
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing; make tables and figures from the results there are.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Compare methods: train and evaluate every method with every seed, and write the table of the paper.
 
@@ -47,69 +50,92 @@ def benchmark(
     * `densecal benchmark matrix.yaml --out runs/duts --tables-only`
     """
     from densecal.benchmark import load_matrix, run_benchmark, summarise
+    from densecal.benchmark.plan import Plan
+    from densecal.benchmark.workers import data_files
 
     loaded = load_matrix(matrix)
     from densecal.io.atomic import write_text
+    from densecal.io.outputs import check_outputs
     from densecal.report.benchmark_commands import commands_text
     from densecal.report.benchmark_figures import write_benchmark_figures
-    from densecal.report.benchmark_tables import terminal_table, write_tables
+    from densecal.report.benchmark_tables import terminal_tables, write_tables
+    from densecal.report.figures import figure_targets
 
+    own_matrix = (out / "matrix.yaml").is_file() and (out / "matrix.yaml").samefile(matrix)
+    names = _TABLES if own_matrix or tables_only else (*_TABLES, "matrix.yaml")
+    tables = [(out / name, Path(name).suffix[1:]) for name in names]
+    reads = (matrix, *(() if tables_only else data_files(Plan(loaded, out))))
+    check_outputs("benchmark", [*tables, *figure_targets(out / "figures")], reads, force)
     if not tables_only:
-        with _progress_table() as report:
+        with progress_table() as report:
             run_benchmark(loaded, out, jobs, report)
     summary = summarise(loaded, out, shlex.join(["densecal", "benchmark", str(matrix), "--out", str(out)]))
     if summary.rows:
         write_tables(summary, out)
         figures = write_benchmark_figures(summary, out / "figures")
         write_text(out / "commands.md", commands_text(summary, figures))
-        console().print(terminal_table(summary))
-        print(f"Tables and figures: {out}")
+        console().print(*terminal_tables(summary))
+        print_line(f"Tables and figures: {out}")
     for task in summary.stale:
-        print(f"warning: {task}: made with other settings than those of the matrix", file=sys.stderr)
+        print_note(f"warning: {task}: made with other settings than those of the matrix")
     for task, reason in summary.missing.items():
-        print(f"missing: {task}: {reason}", file=sys.stderr)
+        print_note(f"missing: {task}: {reason}")
     if summary.missing:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _progress_table() -> Iterator[Callable[[Event], None]]:
-    """Show a table of tasks on a terminal; elsewhere print one line per task that ends."""
+def progress_table() -> Iterator[Callable[[Event], None]]:
+    """Print one line per task that ends and, on a terminal, show a table of those that have not."""
     from rich.console import Console
     from rich.live import Live
 
+    from densecal.report.tables import terminal_text
+
     states: dict[str, Event] = {}
     terminal = Console(stderr=True)
+
+    def end_line(event: Event) -> str | None:
+        states[event.task] = event
+        if event.state not in ("finished", "failed"):
+            return None
+        ended = sum(state.state in ("finished", "failed") for state in states.values())
+        return f"{event.task}: {event.state}, {event.text} ({ended} of {len(states)})"
+
     if not terminal.is_terminal:
-        yield _print_end
+
+        def print_end(event: Event) -> None:
+            line = end_line(event)
+            if line is not None:
+                print_note(line)
+
+        yield print_end
         return
     with Live(console=terminal, transient=True, refresh_per_second=4) as live:
 
         def show(event: Event) -> None:
-            states[event.task] = event
+            line = end_line(event)
+            if line is not None:
+                live.console.print(terminal_text(line), highlight=False, soft_wrap=True)
             live.update(_table(states))
 
         yield show
 
 
-def _print_end(event: Event) -> None:
-    if event.state in ("finished", "failed"):
-        print(f"{event.task}: {event.state}, {event.text}", file=sys.stderr, flush=True)
-
-
 def _table(states: dict[str, Event]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
+
+    from densecal.report.tables import terminal_text
 
     done = sum(event.state == "finished" for event in states.values())
     table = Table(caption=f"{done} of {len(states)} finished", caption_justify="left")
     for heading in ("task", "state", ""):
         table.add_column(heading)
     colours = {"waiting": "dim", "running": "yellow", "finished": "green", "failed": "red"}
-    # a long table shows only what is running or has failed
-    hidden = ("finished", "waiting") if len(states) > _MOST_ROWS else ()
+    # what has finished is above the table; a long table shows only what is running or has failed
+    hidden = ("finished", "waiting") if len(states) > _MOST_ROWS else ("finished",)
     for event in states.values():
         if event.state not in hidden:
             state = f"[{colours[event.state]}]{event.state}[/]"
-            table.add_row(escape(event.task), state, escape(event.text))
+            table.add_row(terminal_text(event.task), state, terminal_text(event.text))
     return table

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, print_line, progress_bar
+from densecal.cli.common import (
+    GROUPS_HELP,
+    MASKS_HELP,
+    Force,
+    check_targets,
+    print_line,
+    print_note,
+    progress_bar,
+    read_groups,
+    tell_unfinished,
+)
+from densecal.cli.map_options import ChannelsLast, Key, Logits, MaxValue, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
+from densecal.io.map_options import AS_STORED
+
+if TYPE_CHECKING:
+    from densecal.calibrate.folders import ClassRisk, MapData
+    from densecal.calibrate.runs import RunData
 
 calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
 app.add_typer(calibrate_app, name="calibrate")
@@ -24,12 +40,18 @@ def calibrate_fit(
         typer.Argument(help="temperature, vector, platt, isotonic, histogram, beta, local-temperature or selective."),
     ],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
-    masks: Annotated[Path | None, typer.Argument(help="Folder of masks, for a folder of maps.")] = None,
+    masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
     images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
     classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
+    force: Force = False,
 ) -> None:
     """Fit a calibrator on held-out maps and masks, or on the validation images of a run.
 
@@ -49,30 +71,38 @@ def calibrate_fit(
     check_targets(out)
     from densecal import posthoc
 
-    posthoc.find(method, "METHOD")
-    from densecal.calibrate.fit import FitData, fit
-    from densecal.calibrate.folders import MapData
+    kind = posthoc.find(method, "METHOD")
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    from densecal.calibrate import folders
+    from densecal.calibrate.fit import fit
+    from densecal.io.outputs import check_outputs
 
-    data: FitData
+    data: MapData | RunData
     fit_device = "cpu"
     if _is_run(predictions):
         given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
+        if maps != AS_STORED:
+            raise InputError(str(predictions), "a run, with options for maps", "a folder of maps, or a run alone")
         for name, value in given.items():
             if value is not None:
                 raise InputError(name, str(value), "nothing, because a run has its own data")
-        from densecal.calibrate.runs import RunData
+        tell_unfinished(predictions)
+        from densecal.calibrate import runs
 
-        data = run = RunData(predictions, device)
+        data = run = runs.RunData(predictions, device)
         fit_device = str(run.predictor.device)
     elif masks is None:
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
-        data = MapData(predictions, masks, classes or 1, ignore_index, images)
+        data = folders.MapData(predictions, masks, classes or 1, ignore_index, images, maps)
+    file, weights = posthoc.calibrator_files(out)
+    targets = [(file, "json"), (weights if kind.needs_images else None, "safetensors")]
+    check_outputs("calibrate fit", targets, data.files(), force)
     with progress_bar() as report:
         result = fit(method, data, fit_device, report)
     posthoc.save(result.calibrator, out)
     for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_note(f"warning: {warning}")
     fitted = f"{out}: {method} fitted on {result.images:,} images{_parameters(result.calibrator.to_json())}"
     print_line(fitted, out)
     for stage, scores in (("before", result.before), ("after", result.after)):
@@ -85,6 +115,12 @@ def calibrate_apply(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
     out: Annotated[Path, typer.Option(help="Folder for the calibrated maps.")] = ...,  # type: ignore[assignment]
     images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
+    force: Force = False,
 ) -> None:
     """Write the calibrated maps of a folder of maps.
 
@@ -96,44 +132,117 @@ def calibrate_apply(
     from densecal.calibrate.folders import apply
 
     loaded = posthoc.load(calibrator)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
     with progress_bar() as report:
-        count = apply(loaded, predictions, out, images, report)
-    print(f"{out}: {count:,} maps")
+        count = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
+    print_line(f"{out}: {count:,} maps")
 
 
 @app.command("risk-control")
 def risk_control(
-    predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps.")],
-    masks: Annotated[Path, typer.Argument(help="Folder of masks.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps, or of softmax maps (--classes).")],
+    masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
     alpha: Annotated[float, typer.Option(help="Largest false-negative rate to accept, on average.")] = 0.1,
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
+    force: Force = False,
 ) -> None:
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
 
     The guarantee (conformal risk control) holds for new images of the same kind. It needs at least 1/alpha - 1
-    images with masks. The other figures show its price: how much is called foreground.
+    images with masks. The other figures show its price: how much is called foreground. With `--groups` all this is
+    said of groups, such as patients. With `--classes` every class has a threshold of its own, and the guarantee is
+    for new images that show the class. Exits with 3 if a guarantee is met only by
+    calling every pixel foreground, or if too few images show a class.
 
-    Example: `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
+    Examples:
+
+    * `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
+
+    * `densecal risk-control val-maps/ val-masks/ --groups patients.csv`
+
+    * `densecal risk-control softmax/ labels/ --classes 11 --ignore-index 11`
     """
     check_targets(json)
+    from densecal.calibrate.folders import ClassRisk as Risk
+    from densecal.calibrate.folders import control_class_risks, control_risk
+    from densecal.data.pairs import find_pairs
+    from densecal.io.atomic import write_json
+    from densecal.io.outputs import check_outputs
+    from densecal.io.pairs import pair_files
+
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
+    check_outputs("risk-control", [(json, "json")], pair_files(pairs), force)
+    grouping = read_groups(groups)
+    unit = "image" if grouping is None else "group"
+    with progress_bar() as report:
+        if classes is None or classes == 1:
+            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps)
+            risks = [Risk(1, result.images, result.groups or result.images, result)]
+        else:
+            risks = control_class_risks(predictions, masks, classes, alpha, ignore_index, grouping, report, maps)
+    problems = []
+    for risk in risks:
+        name = "foreground" if len(risks) == 1 else f"class {risk.label}"
+        for line in _risk_lines(risk, name, unit):
+            print_line(line, json)
+        problems += _risk_problems(risk, alpha, name, unit)
+    if json:
+        entries = [_risk_entry(risk) for risk in risks]
+        content = entries[0] if len(risks) == 1 else {"alpha": alpha, "classes": entries}
+        write_json(json, {"densecal": "risk-control", "version": 1, **content})
+    for problem in problems:
+        print_note(f"densecal: risk-control: {problem}")
+    if problems:
+        raise typer.Exit(3)
+
+
+def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
+    """Return the threshold of a class, what it guarantees, and what it costs."""
+    result = risk.control
+    if result is None:
+        return []
+    many = f"{result.images:,} images" + (f" in {risk.units:,} groups" if unit == "group" else "")
+    return [
+        f"{name} is p >= {result.threshold:g} (lambda {result.lam:g}), from {many}",
+        f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * result.alpha:g} % expected on a new "
+        + unit + ("" if name == "foreground" else " that shows it"),
+        f"  false-positive rate  {100 * result.fpr:.2f} %",
+        f"  called {name:<13} {100 * result.set_size:.2f} % of an image",
+    ]  # fmt: skip
+
+
+def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[str]:
+    """Return why the guarantee for a class is of no use, if it is not."""
+    result = risk.control
+    if result is None:
+        needed = math.ceil(1.0 / alpha - 1.0 - 1e-12)
+        return [f"{name}: {risk.units} {unit}s show it; expected at least {needed} (1/alpha - 1) for a threshold"]
+    if not result.is_trivial:
+        return []
+    smallest = result.smallest_alpha
+    way_out = (
+        "no alpha below 1 does better" if math.isnan(smallest) else f"the smallest alpha without that is {smallest:g}"
+    )
+    return [f"{name}: alpha {alpha:g} is met only by calling every pixel {name}, which is of no use; {way_out}"]
+
+
+def _risk_entry(risk: ClassRisk) -> dict[str, object]:
+    """Return the threshold of a class as JSON has it."""
     from dataclasses import asdict
 
-    from densecal.calibrate.folders import control_risk
-    from densecal.io.atomic import write_json
-
-    with progress_bar() as report:
-        result = control_risk(predictions, masks, alpha, ignore_index, report)
-    for line in (
-        f"foreground is p >= {result.threshold:g} (lambda {result.lam:g}), from {result.images:,} images",
-        f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * alpha:g} % expected on a new image",
-        f"  false-positive rate  {100 * result.fpr:.2f} %",
-        f"  called foreground    {100 * result.set_size:.2f} % of an image",
-    ):
-        print_line(line, json)
-    if json:
-        record = asdict(result)
-        write_json(json, {"densecal": "risk-control", "version": 1, "lambda": record.pop("lam"), **record})
+    if risk.control is None:
+        return {"class": risk.label, "threshold": None, "images": risk.images}
+    entry = asdict(risk.control)
+    return {"class": risk.label, "lambda": entry.pop("lam"), **entry, "trivial": risk.control.is_trivial}
 
 
 def _is_run(path: Path) -> bool:

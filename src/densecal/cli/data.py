@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, console, progress_bar
+from densecal.cli.common import Force, check_targets, console, print_line, print_note, progress_bar
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,11 +41,13 @@ def data_check(
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Label of void pixels.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every finding as JSON.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
+    force: Force = False,
 ) -> None:
     """Report file by file what is missing or wrong in a data set. The exit code is 1 if anything is.
 
     Published sets are recognised by their folders (docs/data.md lists them), and their number of images is checked
-    too. Copies are found by their pixels, and by a perceptual hash where size, encoding or brightness differ.
+    too. Copies are identical (equal pixels) or near-identical (another size, encoding, brightness, or a crop). Similar
+    images, such as neighbours in a video, are listed too but are not wrong. Constant borders are ignored.
 
     Examples:
 
@@ -57,45 +58,51 @@ def data_check(
     * `densecal data check CamVid/train`
     """
     from densecal.data.check import check
+    from densecal.data.sources import find_files
     from densecal.io.atomic import write_json
+    from densecal.io.outputs import check_outputs
 
     zips = all(path.suffix.lower() == ".zip" for path in paths)
     if not zips and len(paths) > 2:
         raise InputError(paths[2], "a third path", "a folder of images and a folder of masks, or only zip files")
     check_targets(json)
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
+    sets = [find_files(images, masks), *(find_files(other) for other in against or ())]
+    check_outputs("data check", [(json, "json")], (file for found in sets for file in found.files()), force)
     with progress_bar() as report:
         result = check(images, masks, against or (), classes, ignore_index, workers, report)
     _print_report(result, console(json))
     if json:
-        write_json(json, result.as_dict())
+        write_json(json, {"densecal": "data check"} | result.as_dict())
     if not result.fine:
         raise typer.Exit(1)
 
 
 def _print_report(report: Report, out: Console) -> None:
     """Print a table of the findings, then the files."""
-    from rich.markup import escape
     from rich.table import Table
 
     from densecal.data.check import KINDS, NOTES
+    from densecal.report.tables import terminal_text
 
     files = report.files
     about = f"{files.where}: {len(files.images):,} images, {len(files.masks):,} masks"
     known = f"{files.layout.name}, {files.layout.home}" if files.layout else "not a known published set"
-    out.print(escape(f"{about} ({known})"), soft_wrap=True, highlight=False)
+    out.print(terminal_text(f"{about} ({known})"), soft_wrap=True, highlight=False)
     for other in report.against:
-        out.print(escape(f"against {other.where}: {len(other.images):,} images"), soft_wrap=True, highlight=False)
+        out.print(
+            terminal_text(f"against {other.where}: {len(other.images):,} images"), soft_wrap=True, highlight=False
+        )
     table = Table("", "found", "")
-    for kind, findings in report.by_kind().items():
-        table.add_row(KINDS[kind], f"{len(findings):,}", "worth knowing" if kind in NOTES else "wrong")
+    for kind in report.by_kind():
+        table.add_row(KINDS[kind], report.count(kind), "worth knowing" if kind in NOTES else "wrong")
     if report.findings:
         out.print(table)
     for kind, findings in report.by_kind().items():
         out.print(f"\n{KINDS[kind]}:", highlight=False)
         for finding in findings[:_MOST_PRINTED]:
             line = "  " + " = ".join(finding.files) + (f": {finding.detail}" if finding.detail else "")
-            out.print(escape(line), soft_wrap=True, highlight=False)
+            out.print(terminal_text(line), soft_wrap=True, highlight=False)
         if len(findings) > _MOST_PRINTED:
             out.print(f"  and {len(findings) - _MOST_PRINTED:,} more, which --json lists", highlight=False)
     unchecked = "" if files.masks else "; no masks were given, so only the images were checked"
@@ -116,7 +123,7 @@ def data_scenes(
     from densecal.data.scenes import generate, write
 
     write(generate(count, size, seed), out)
-    print(f"{out}: {count:,} scenes")
+    print_line(f"{out}: {count:,} scenes")
 
 
 @data_app.command("pack")
@@ -128,16 +135,26 @@ def data_pack(
     classes: Annotated[int, typer.Option(min=1, max=255, help="Number of classes; 1 for foreground masks.")] = 1,
     ignore_index: Annotated[int, typer.Option(min=0, max=255, help="Label of void pixels, for K classes.")] = 255,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read all of an existing cache, not only a sample, and rebuild a damaged one."),
+    ] = False,
 ) -> None:
     """Decode and resize a data set once, and write memory-mapped files that training reads.
 
-    Example: `densecal data pack DUTS-TR/images DUTS-TR/masks --size 384 --out cache/duts-384`
+    A cache that is damaged, or older than its data set, is rebuilt, with a line that says so.
+
+    Examples:
+
+    * `densecal data pack DUTS-TR/images DUTS-TR/masks --size 384 --out cache/duts-384`
+
+    * `densecal data pack DUTS-TR/images DUTS-TR/masks --size 384 --out cache/duts-384 --verify`
     """
     from densecal.data import open_source, pack
 
     source = open_source(images, masks)
     with progress_bar() as report:
-        packed = pack(source, source.names, size, out, classes, workers, report, ignore_index=ignore_index)
+        packed = pack(source, source.names, size, out, classes, workers, report, verify, ignore_index)
     for warning in packed.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    print(f"{out}: {len(packed):,} samples, {'packed' if packed.rebuilt else 'up to date'}")
+        print_note(f"warning: {warning}")
+    print_line(f"{out}: {len(packed):,} samples, {'packed' if packed.rebuilt else 'up to date'}")

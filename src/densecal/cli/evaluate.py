@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,15 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, console, progress_bar
+from densecal.cli.common import (
+    GROUPS_HELP,
+    Force,
+    check_targets,
+    console,
+    print_line,
+    print_note,
+    progress_bar,
+    read_groups,
+)
+from densecal.cli.map_options import ChannelsLast, Key, Logits, MaxValue, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.runtime.progress import retitle
 
 if TYPE_CHECKING:
     from densecal.evaluation.folders import Evaluation
-    from densecal.evaluation.record import Record
+    from densecal.evaluation.record import Record, SkippedFile
     from densecal.evaluation.worker import Settings
+    from densecal.io.groups import Groups
     from densecal.runtime.sharding import Processes
 
 
@@ -35,8 +46,11 @@ def evaluate(
     predictions: Annotated[
         Path, typer.Argument(help="Folder of maps, of METHOD/ folders or of METHOD/DATASET/ folders.")
     ],
-    masks: Annotated[Path, typer.Argument(help="Folder of masks, or of DATASET/ folders of masks.")],
-    json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
+    masks: Annotated[
+        Path,
+        typer.Argument(help="Folder of masks, data set, list of lines IMAGE MASK; or DATASET/ folders of masks."),
+    ],
+    json: Annotated[Path | None, typer.Option(help="Write the record, with figures and curves, as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file, one line per method and data set.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write a booktabs table.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures (PNG).")] = None,
@@ -46,15 +60,29 @@ def evaluate(
     ] = Metrics.full,
     classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    class_names: Annotated[
+        str | None, typer.Option(help="Names of the classes: road,sky,... or a file with one name per line.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad files and list them.")] = False,
     name: Annotated[str | None, typer.Option(help="Name of the method. Default: that of the folder.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the data set. Default: that of the mask folder.")] = None,
+    groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
     ood: Annotated[
         list[Path] | None,
         typer.Option(help="Folder of maps of images without foreground (of METHOD/ folders); may be repeated."),
     ] = None,
+    partial: Annotated[
+        Path | None,
+        typer.Option(help="Write the sums of these images, in place of figures, to FILE.sketch for densecal merge."),
+    ] = None,
+    force: Force = False,
 ) -> None:
     """Measure how well the confidence of prediction maps is calibrated, and how good the maps are.
 
@@ -67,23 +95,91 @@ def evaluate(
 
     * `densecal evaluate published-maps/ masks/ --latex table.tex` with METHOD/DATASET/ folders
 
-    * `densecal evaluate softmax/ labels/ --classes 11 --ignore-index 11`
+    * `densecal evaluate softmax/ labels/ --classes 3 --ignore-index 255 --class-names road,sky,car`
+
+    * `densecal evaluate logits/ labels/ --classes 3 --logits --key scores --channels-last` for .npz files
 
     * `densecal evaluate maps/ masks/ --ood maps-of-textures/`
+
+    * `densecal evaluate maps/ masks/ --groups 'patient[0-9]+'` with names such as patient07-slice12
+
+    * `densecal evaluate maps-07/ masks-07/ --partial part-07.sketch`, and at the end `densecal merge part-*.sketch`
 
     * `torchrun --nproc-per-node 4 -m densecal.cli evaluate maps/ masks/ --json scores.json`, also on several machines
     """
     from densecal.evaluation.worker import Settings
     from densecal.runtime.sharding import join_processes
 
-    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood))
+    names = _class_names(class_names, classes)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps)
+    if partial and any((json, csv, latex, figures, ood)):
+        raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")
     with join_processes() as processes:
-        if processes.first:
-            check_targets(json, csv, latex, folder=figures)
+        # on every process, because the others would wait for one that refuses
+        check_targets(json, csv, latex, partial, folder=figures)
+        _check_outputs(predictions, masks, ood or [], json, csv, latex, figures, partial, force)
         work = Work(settings, workers or processes.workers(), skip_bad, processes)
-        evaluations, outside = _score(predictions, masks, name, dataset, ood or [], work)
+        grouping = read_groups(groups)
+        if partial:
+            _write_partial(predictions, masks, name, dataset, grouping, work, partial)
+            return
+        evaluations, outside = _score(predictions, masks, name, dataset, ood or [], grouping, work)
     if processes.first:
-        _report(evaluations, outside, json, csv, latex, figures)
+        report_evaluations(evaluations, outside, json, csv, latex, figures)
+
+
+def _class_names(given: str | None, classes: int | None) -> tuple[str, ...]:
+    """Return the names of the classes, given as a list with commas or as a file with one name per line."""
+    from densecal.io.documents import read_lines
+
+    if given is None:
+        return ()
+    listed = "," in given or not Path(given).exists()
+    lines = given.split(",") if listed else read_lines(Path(given), "one class name per line")
+    names = tuple(line.strip() for line in lines)
+    if len(names) != classes:
+        expected = f"{classes}, as many as --classes" if classes else "--classes as well"
+        raise InputError("--class-names", f"{len(names)} names", expected)
+    return names
+
+
+def _check_outputs(
+    predictions: Path,
+    masks: Path,
+    ood: list[Path],
+    json: Path | None,
+    csv: Path | None,
+    latex: Path | None,
+    figures: Path | None,
+    partial: Path | None,
+    force: bool,
+) -> None:
+    """Refuse to write over the maps and masks, or over files that no evaluation wrote."""
+    if (json, csv, latex, figures, partial) == (None,) * 5:
+        return
+    from densecal.data.pairs import find_comparisons, find_masks
+    from densecal.io.folders import files_in
+    from densecal.io.map_files import map_suffixes
+    from densecal.io.outputs import check_output_folder, check_outputs
+    from densecal.io.urls import is_folder
+    from densecal.report.figures import figure_targets
+
+    comparisons = find_comparisons(predictions, masks)
+    truths = list(dict.fromkeys(truth for *_, truth in comparisons))
+    folders = [maps for _, _, maps, _ in comparisons]
+    folders += [inner for folder in ood for inner in (folder, *(folder / method for method, *_ in comparisons))]
+
+    def reads() -> Iterator[Path]:
+        for folder in dict.fromkeys(folders):
+            yield from files_in(folder, map_suffixes()) if is_folder(folder) else ()
+        for truth in truths:
+            yield from (truth, *find_masks(truth).values())
+
+    if figures is not None:
+        check_output_folder(figures, [*folders, *filter(is_folder, truths)], "--figures")
+    files = [(json, "json"), (csv, "csv"), (latex, "tex"), (partial, "sketch"), *figure_targets(figures)]
+    check_outputs("evaluate", files, reads(), force)
 
 
 @dataclass(frozen=True)
@@ -96,13 +192,47 @@ class Work:
     processes: Processes
 
 
+def _write_partial(
+    predictions: Path,
+    masks: Path,
+    name: str | None,
+    dataset: str | None,
+    groups: Groups | None,
+    work: Work,
+    target: Path,
+) -> None:
+    """Score one folder of maps, and write its sums."""
+    from densecal.data.pairs import find_comparisons
+    from densecal.evaluation.folders import score_folder
+    from densecal.evaluation.partial import write_partial
+
+    comparisons = find_comparisons(predictions, masks)
+    if len(comparisons) > 1:
+        raise InputError("--partial", f"{len(comparisons)} evaluations", "one folder of maps")
+    method, data, maps, truth = comparisons[0]
+    with progress_bar() as bar:
+        part = score_folder(
+            maps, truth, name=name or method, dataset=dataset or data, groups=groups, progress=bar, **vars(work)
+        )
+    if part is not None:
+        write_partial(target, part)
+        _print_skipped(part.skipped)
+        print_line(f"{len(part.total.stems)} images in {target}; densecal merge adds up the parts", target)
+
+
 def _score(
-    predictions: Path, masks: Path, name: str | None, dataset: str | None, ood: list[Path], work: Work
+    predictions: Path,
+    masks: Path,
+    name: str | None,
+    dataset: str | None,
+    ood: list[Path],
+    groups: Groups | None,
+    work: Work,
 ) -> tuple[list[Evaluation], list[Evaluation]]:
     """Return the evaluations with masks and those of images without foreground; none on any process but the first."""
+    from densecal.data.pairs import find_comparisons
     from densecal.evaluation.folders import evaluate_shared
     from densecal.evaluation.ood import evaluate_ood, find_ood
-    from densecal.io.pairs import find_comparisons
 
     comparisons = find_comparisons(predictions, masks)
     several = len(comparisons) > 1
@@ -121,15 +251,14 @@ def _score(
                 outside.append(evaluate_ood(maps, name=method, dataset=data, progress=report, **vars(work)))
         for method, data, maps, truth in comparisons:
             report = retitle(bar, f"{method} on {data}") if several else bar
-            evaluations.append(
-                evaluate_shared(
-                    maps, truth, name=name or method, dataset=dataset or data, progress=report, **vars(work)
-                )
+            evaluation = evaluate_shared(
+                maps, truth, name=name or method, dataset=dataset or data, groups=groups, progress=report, **vars(work)
             )
+            evaluations.append(evaluation)
     return [e for e in evaluations if e is not None], [e for e in outside if e is not None]
 
 
-def _report(
+def report_evaluations(
     evaluations: list[Evaluation],
     outside: list[Evaluation],
     json: Path | None,
@@ -142,12 +271,15 @@ def _report(
     from densecal.evaluation.ood import compare_ood
     from densecal.evaluation.record import to_file
     from densecal.io.atomic import write_json, write_text
-    from densecal.report.tables import comparison_table, csv_text, figure_table, latex_text
+    from densecal.report.tables import binning_table, comparison_table, csv_text, figure_table, latex_text
 
     records = [evaluation.record for evaluation in evaluations]
     others = [evaluation.record for evaluation in outside]
     out = console(json, csv, latex)
-    out.print(comparison_table(records) if len(records) > 1 else figure_table(records[0]))
+    if len(records) > 1:
+        out.print(comparison_table(records), binning_table(records))
+    else:
+        out.print(figure_table(records[0]))
     everything = records + others
     if others:
         from densecal.report.ood import ood_table
@@ -160,7 +292,7 @@ def _report(
     for record in everything:
         _print_notes(record, len(everything) > 1)
     if json:
-        write_json(json, to_file(records, paired_differences(evaluations + outside)))
+        write_json(json, {"densecal": "evaluate"} | to_file(records, paired_differences(evaluations + outside)))
     if csv:
         write_text(csv, csv_text(everything))
     if latex:
@@ -181,8 +313,13 @@ def _print_notes(record: Record, several: bool) -> None:
     """Print warnings and skipped files on stderr."""
     where = f"{record.name} on {record.dataset}: " if several else ""
     for warning in record.warnings:
-        print(f"warning: {where}{warning}", file=sys.stderr)
-    for entry in record.skipped[:10]:
-        print(f"skipped: {where}{entry.file}: {entry.reason}", file=sys.stderr)
-    if len(record.skipped) > 10:
-        print(f"skipped: {where}{len(record.skipped) - 10} more, listed in the JSON", file=sys.stderr)
+        print_note(f"warning: {where}{warning}")
+    _print_skipped(record.skipped, where)
+
+
+def _print_skipped(skipped: Sequence[SkippedFile], where: str = "") -> None:
+    """Print the first skipped files on stderr."""
+    for entry in skipped[:10]:
+        print_note(f"skipped: {where}{entry.file}: {entry.reason}")
+    if len(skipped) > 10:
+        print_note(f"skipped: {where}{len(skipped) - 10} more, listed in the JSON")

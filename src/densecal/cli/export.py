@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from densecal.cli.app import app
+from densecal.cli.common import Force, check_targets, print_line, print_note, tell_unfinished
 
 
 @app.command()
@@ -22,6 +22,7 @@ def export(
     input: Annotated[
         str, typer.Option(help="unit (floats in [0, 1]), uint8 (bytes), or normalised (floats, mean and std applied).")
     ] = "unit",
+    force: Force = False,
 ) -> None:
     """Write a trained model, with its calibrator, as one ONNX file from images to probabilities.
 
@@ -36,15 +37,23 @@ def export(
 
     * `densecal export runs/duts/checkpoints/best --calibrator cal.json --input uint8 --out model.onnx`
     """
+    check_targets(out)
+    from densecal import posthoc
     from densecal.export import ExportError, export_run
+    from densecal.io.outputs import check_outputs
+    from densecal.io.run_files import run_files
 
+    reads = [*run_files(run), *(posthoc.calibrator_files(calibrator) if calibrator is not None else ())]
+    check_outputs("export", [(out, "onnx")], reads, force)
+
+    tell_unfinished(run)
     try:
         exported = export_run(run, out, calibrator, input)
     except ExportError as error:
-        print(f"densecal: {run}: {error}", file=sys.stderr)
+        print_note(f"densecal: {run}: {error}")
         raise typer.Exit(1) from None
     side = "any size" if exported.any_size else f"{exported.size} x {exported.size} pixels only"
-    print(f"{out}: {exported.bytes / 1e6:.1f} MB, input {exported.input}, any batch, {side}")
+    print_line(f"{out}: {exported.bytes / 1e6:.1f} MB, input {exported.input}, any batch, {side}")
     for comparison in exported.comparisons:
         batch, height, width = comparison.shape
         rounding = f", whose own rounding error is {comparison.rounding:.1e}" if comparison.rounding else ""
@@ -53,7 +62,4 @@ def export(
     if exported.on_steps:
         print(f"  left out: {exported.on_steps:,} pixels on a step of the calibrator, where rounding decides")
     if not exported.any_size:
-        print(
-            "note: the network's code depends on the image size, so the file takes only that of training",
-            file=sys.stderr,
-        )
+        print_note("note: the network's code depends on the image size, so the file takes only that of training")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import print_line, progress_bar, warnings_as_lines
+from densecal.cli.common import Force, check_targets, print_line, print_note, progress_bar, tell_unfinished
 from densecal.errors import InputError
-from densecal.runtime.pool import cores
+from densecal.runtime.cores import cores
 
 
 @app.command()
@@ -24,6 +23,7 @@ def report(
     masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
     images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="Images per evaluation in the gallery.")] = 24,
+    force: Force = False,
 ) -> None:
     """Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.
 
@@ -40,14 +40,19 @@ def report(
     """
     if (predictions is None) != (masks is None) or (images is not None and predictions is None):
         raise InputError("--predictions, --masks, --images", "only some of them", "maps and masks together, or none")
+    check_targets(out)
+    from densecal.io.outputs import check_outputs
     from densecal.report.collect import collect
     from densecal.report.gallery import Folders
+    from densecal.report.inputs import files_read
     from densecal.report.page import write_page
 
+    tell_unfinished(*paths)
     folders = None if predictions is None or masks is None else Folders(predictions, masks, images)
-    with warnings_as_lines(), progress_bar(keep=True) as show:
+    check_outputs("report", [(out, "html")], files_read(paths, folders), force)
+    with progress_bar(keep=True) as show:
         page = collect(paths, folders, examples, cores(), show)
     size = write_page(page, out)
     for note in page.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print_note(f"note: {note}")
     print_line(f"{out}: {size / 1e6:.2f} MB", out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import check_targets, console, progress_bar
+from densecal.cli.common import Force, check_targets, console, progress_bar, tell_unfinished
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def shift(
     run: Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")],
     images: Annotated[Path, typer.Argument(help="Folder of images, list file, or zip with images/ and masks/.")],
     masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where IMAGES is a folder of images.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for the curves (PNG).")] = None,
     calibrator: Annotated[
         Path | None,
@@ -31,6 +31,7 @@ def shift(
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    force: Force = False,
 ) -> None:
     """Measure how calibration and accuracy suffer as images get noisy, blurred, compressed, bright or low in contrast.
 
@@ -44,12 +45,22 @@ def shift(
     * `densecal shift runs/duts photos/ masks/ --calibrator temperature.json`
     """
     check_targets(json, folder=figures)
+    from densecal import posthoc
+    from densecal.data import open_source
     from densecal.evaluation.model import load_image_set
     from densecal.evaluation.shift import shift_evaluations
     from densecal.io.atomic import write_json
+    from densecal.io.outputs import check_output_folder, check_outputs
+    from densecal.io.run_files import run_files
     from densecal.prediction.predictor import load_predictor, own_calibrator_error
     from densecal.report.shift import shift_table
 
+    tell_unfinished(run)
+    if figures is not None:
+        check_output_folder(figures, [images, masks], "--figures")
+    reads = [*run_files(run), *open_source(images, masks).files(), images]
+    reads += posthoc.calibrator_files(calibrator) if calibrator is not None else ()
+    check_outputs("shift", [(json, "json"), (None if figures is None else figures / "shift.png", "png")], reads, force)
     predictor = load_predictor(run, device)
     data = predictor.config.data
     ignore_index = data.ignore_index if data.classes > 1 else None
@@ -61,8 +72,6 @@ def shift(
     name = run.resolve().name
     calibrators: dict[str, Calibrator | None] = {name: predictor.calibrator}
     if calibrator is not None:
-        from densecal import posthoc
-
         if predictor.calibrator is not None:
             raise own_calibrator_error(run, predictor.calibrator)
         fitted = posthoc.load(calibrator).to(predictor.device)
@@ -78,12 +87,13 @@ def shift(
         )  # fmt: skip
     console(json).print(shift_table(shifts))
     if json:
-        write_json(json, {"evaluations": [_entry(name, by_kind) for name, by_kind in shifts.items()]})
+        entries = [_entry(name, by_kind) for name, by_kind in shifts.items()]
+        write_json(json, {"densecal": "shift", "evaluations": entries})
     if figures:
-        from densecal.report.figures import save
+        from densecal.report.figures import save_figures
         from densecal.report.shift import shift_figure
 
-        save(shift_figure(shifts), figures / "shift.png")
+        save_figures({"shift": shift_figure(shifts)}, figures, "shift")
 
 
 def _dataset_name(images: Path) -> str:

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-import sys
+import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import console, import_fabric, progress_bar, warnings_as_lines
+from densecal.cli.common import (
+    Force,
+    console,
+    import_fabric,
+    print_line,
+    print_note,
+    progress_bar,
+    tell_unfinished,
+)
 from densecal.errors import InputError, Preempted
 from densecal.io import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from densecal.training.config import DataConfig
 
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or a YAML file.")],
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name or a YAML file; with --settings, a section or a method.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings such as optim.lr=1e-4.")] = None,
-    out: Annotated[Path, typer.Option(help="Run folder.")] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Required, except with --settings.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in the folder. A larger optim.epochs extends the run.")
+    ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="A finished run of bce on the same data: the first of two stages, trained once."),
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print the settings with their defaults and meaning, and train nothing.")
+    ] = False,
 ) -> None:
     """Train a calibrated segmentation model and write a run folder.
 
@@ -33,27 +56,73 @@ def train(
 
     * `densecal train sod data.images=DUTS-TR/images data.masks=DUTS-TR/masks --out runs/duts`
 
+    * `densecal train --settings optim` explains the settings of a section, and `--settings aslp-mc` those of a method
+
     * `densecal train my.yaml method.name=aslp-mc method.technique=si optim.epochs=20 --out runs/si --resume`
+
+    * `densecal train sod-paper method.name=als --from runs/bce --out runs/als`
     """
-    from densecal.training.config import load_config
+    if settings:
+        from densecal.cli.settings import print_settings
+
+        print_settings(recipe)
+        return
+    if recipe is None:
+        raise InputError("RECIPE", "nothing", "a recipe's name or a YAML file (--settings lists the settings)")
+    if out is None:
+        raise InputError("--out", "nothing", "a run folder")
+    from densecal.training.config import dropped_options, load_config
 
     config = load_config(recipe, overrides or [])
+    if dropped := dropped_options(recipe, overrides or []):
+        print_note(f"{recipe}: dropped for {config.method.name}: {', '.join(dropped)}")
+    own = out / "config.yaml"
+    if overrides and own.is_file() and Path(recipe).is_file() and own.samefile(recipe):
+        raise InputError(recipe, "the configuration of the run itself", "it without further settings, or a copy")
+    if "weights" not in config.model.model_fields_set and not resume and start is None:
+        print_note(
+            f"note: model.weights is not given, so {config.model.encoder} starts from random weights and learns from "
+            "your images alone; model.weights=imagenet takes pretrained ones (offline: model.weights=offline "
+            "model.encoder=tf_efficientnet_lite2), model.weights=null hides this note"
+        )
     # this import takes seconds, so mistakes in the settings are reported before it
     import_fabric()
     from densecal.calibrate.runs import train_and_calibrate
 
     try:
-        with warnings_as_lines(), progress_bar(keep=True) as report:
-            result = train_and_calibrate(config, out, resume, report)
+        with progress_bar(keep=True) as report:
+            result = train_and_calibrate(config, out, resume, report, start)
     except KeyboardInterrupt:
-        print(f"densecal: {out}: stopped; --resume continues after the last finished epoch", file=sys.stderr)
-        raise
+        stopped = Preempted(f"{out}: stopped; --resume continues after the last finished epoch")
+        stopped.number = signal.SIGINT
+        raise stopped from None
+    from densecal.runtime.sharding import is_first_process
+
+    if not is_first_process():
+        return
     if result is None:
-        print(f"{out}: this run is finished; nothing to train")
+        print_line(f"{out}: this run is finished; nothing to train")
         return
     figures = {"ECE": result.ece_ew, "OE": result.oe_ew, "accuracy": result.accuracy, "Brier": result.brier}
     shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in figures.items())
-    print(f"{out}: validation on {result.images:,} images: {shown}")
+    print_line(f"{out}: validation on {result.images:,} images: {shown}")
+    from densecal.training.state import perturbed_labels
+
+    perturbed = perturbed_labels(out)
+    if perturbed is not None:
+        print_line(f"{out}: {config.method.name}: {perturbed}")
+    _print_caches(config.data)
+
+
+def _print_caches(data: DataConfig) -> None:
+    """Say where the packed images of a run are kept, and how much room they take."""
+    from densecal.data.caches import read_cache
+    from densecal.training.samples import cache_folders
+
+    with suppress(InputError):  # the images may have been moved meanwhile, which is no reason to fail
+        for cache in filter(None, map(read_cache, cache_folders(data))):
+            size = f"{cache.bytes / 1e6:,.1f} MB"
+            print_line(f"{cache.folder}: {cache.samples:,} packed images, {size}, kept for the next training")
 
 
 @app.command()
@@ -87,7 +156,11 @@ def predict(
     overlap: Annotated[
         int | None, typer.Option(help="Pixels that tiles share (a multiple of 32). Default: a quarter of a tile.")
     ] = None,
+    like_onnx: Annotated[
+        bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
+    ] = False,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
+    force: Force = False,
 ) -> None:
     """Write the probability maps of a trained model, at the size of each image.
 
@@ -106,15 +179,23 @@ def predict(
     """
     if tile is None and overlap is not None:
         raise InputError("--overlap", str(overlap), "--tile as well")
+    if tile is not None and like_onnx:
+        raise InputError("--like-onnx", "with --tile", "one of the two, because tiles are not resized")
+    from densecal.io.outputs import check_output_folder
+    from densecal.io.run_files import run_files
     from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
     from densecal.prediction.folder import predict as run_prediction
     from densecal.prediction.tiles import Tiling
     from densecal.runtime.sharding import join_processes
 
     tiling = None if tile is None else Tiling.of(tile, overlap)
-    with warnings_as_lines(), join_processes() as processes, progress_bar() as report:
+    check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
+    with join_processes() as processes, progress_bar() as report:
         processes.use_own_gpu()
-        predictor = load_ensemble([run, *(ensemble or [])], device)
+        runs = [run, *(ensemble or [])]
+        if processes.first:
+            tell_unfinished(*runs)
+        predictor = load_ensemble(runs, device)
         if mc_dropout:
             predictor = with_mc_dropout(predictor, mc_dropout)
         count = run_prediction(
@@ -125,12 +206,15 @@ def predict(
             uncertainty=uncertainty,
             batch=batch,
             tiling=tiling,
+            like_onnx=like_onnx,
             max_pixels=max_pixels,
             progress=report,
             processes=processes,
+            reads=(file for member in runs for file in run_files(member)),
+            force=force,
         )
     if processes.first:
-        print(f"{out}: {count:,} maps")
+        print_line(f"{out}: {count:,} maps")
 
 
 @app.command()
@@ -145,10 +229,10 @@ def demo(
     from densecal.report.tables import comparison_table
 
     try:
-        with warnings_as_lines(), progress_bar(keep=True) as report:
+        with progress_bar(keep=True) as report:
             evaluations = run_demo(out, report)
     except Preempted as stopped:
         stopped.args = (f"{out}: stopped; the same command starts from the beginning",)
         raise
     console().print(comparison_table([evaluation.record for evaluation in evaluations]))
-    print(f"The page: {out / 'report.html'}")
+    print_line(f"The page: {out / 'report.html'}")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.decoding import CHUNK, decode_all
+from densecal.data.decoding import CHUNK, decode_all, level_range
 from densecal.data.duplicates import Look, look_at, near_copies, pixel_digest, same_pixels
+from densecal.data.layouts import WITHOUT_OBJECTS
+from densecal.data.published_lists import TEXTURES, published_list
 from densecal.data.sources import Files, Source, find_files
 from densecal.errors import InputError
+from densecal.io.masks import foreground_mask, one_sided
 from densecal.runtime.progress import Progress, silent
 
 KINDS = {
@@ -26,15 +30,20 @@ KINDS = {
     "labels": "masks with unknown labels",
     "empty-mask": "masks without foreground (or valid pixels)",
     "full-mask": "masks without background",
-    "duplicate": "images that are there twice",
-    "shared": "images that the other set holds too",
-    "near-shared": "images of which the other set holds a copy",
-    "near-duplicate": "images that look alike",
+    "one-sided": "sets whose masks all say the same",
+    "duplicate": "identical images",
+    "near-duplicate": "near-identical images",
+    "shared": "images identical to one of the other set",
+    "near-shared": "images near-identical to one of the other set",
+    "similar": "similar images",
+    "similar-shared": "images similar to one of the other set",
     "grey-mask": "masks with grey values, cut at > 127",
 }
-"""Everything that is facts_by_set for."""
-NOTES = ("near-duplicate", "grey-mask")
+"""Everything that is looked for."""
+NOTES = ("similar", "similar-shared", "grey-mask")
 """Kinds that are worth knowing about but are not faults."""
+COPIES = ("duplicate", "near-duplicate", "shared", "near-shared", "similar", "similar-shared")
+"""Kinds whose findings are pairs (or groups) of images."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,20 @@ class Report:
         groups = {kind: [finding for finding in self.findings if finding.kind == kind] for kind in KINDS}
         return {kind: findings for kind, findings in groups.items() if findings}
 
+    def count(self, kind: str) -> str:
+        """Return how much there is of a kind: "3 pairs among 5 images" for copies, else the number of findings."""
+        findings = self.by_kind().get(kind, [])
+        if kind not in COPIES:
+            return f"{len(findings):,}"
+        pairs, images = self.pairs(kind)
+        return f"{pairs:,} {'pair' if pairs == 1 else 'pairs'} among {images:,} images"
+
+    def pairs(self, kind: str) -> tuple[int, int]:
+        """Return the number of pairs of a kind of copies, and the number of images in them."""
+        findings = self.by_kind().get(kind, [])
+        images = {file for finding in findings for file in finding.files}
+        return sum(math.comb(len(finding.files), 2) for finding in findings), len(images)
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as a dictionary for JSON."""
         layout = self.files.layout
@@ -91,6 +114,11 @@ class Report:
             "classes": self.classes,
             "against": [{"place": other.where, "images": len(other.images)} for other in self.against],
             "fine": self.fine,
+            "copies": {
+                kind: dict(zip(("pairs", "images"), self.pairs(kind), strict=True))
+                for kind in self.by_kind()
+                if kind in COPIES
+            },
             "findings": {
                 kind: [{"files": list(finding.files), "detail": finding.detail} for finding in findings]
                 for kind, findings in self.by_kind().items()
@@ -121,7 +149,7 @@ def check(
     Raises:
         InputError: A path does not exist or holds no images, or two files have the same name.
     """
-    files = find_files(images, masks)
+    files = _recognise(find_files(images, masks))
     others = tuple(find_files(path) for path in against)
     layout = files.layout
     classes = classes or (layout.classes if layout else 1)
@@ -139,11 +167,22 @@ def check(
         *_files_missing(files),
         *(finding for facts in facts_by_set[0] for finding in facts.findings if _is_relevant(finding, files)),
         *(finding for other in facts_by_set[1:] for facts in other for finding in facts.findings),
+        *_one_sided(files, facts_by_set[0], classes),
         *_copies_inside(own, facts_by_set[0]),
     ]
     for reading, facts in zip(readings[1:], facts_by_set[1:], strict=True):
         findings += _copies_between(own, facts_by_set[0], reading, facts)
     return Report(files, classes, others, sorted(findings, key=lambda finding: list(KINDS).index(finding.kind)))
+
+
+def _recognise(files: Files) -> Files:
+    """Recognise the paper's textures, which have no name of a folder in common, by their own names."""
+    if files.layout is not None or files.masks or not files.images:
+        return files
+    known = files.images.keys() & set(published_list(TEXTURES))
+    if len(known) <= len(files.images) / 2:
+        return files
+    return replace(files, layout=WITHOUT_OBJECTS)
 
 
 def _continue_count(before: int, total: int, progress: Progress) -> Progress:
@@ -167,6 +206,9 @@ class _Facts:
     findings: list[Finding] = field(default_factory=list)
     look: Look | None = None
     mask_digest: bytes | None = None
+    lowest: int | None = None
+    """Lowest level of the mask, cut at > 127 if it is one of foreground; ``None`` if there is nothing but void."""
+    highest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +248,8 @@ class _Reading:
         except InputError as error:
             facts.findings.append(Finding("unreadable", (error.where,), f"{error.found}; expected {error.expected}"))
         if mask is not None:
+            levels = foreground_mask(mask).foreground.view(np.uint8) if self.classes == 1 else mask
+            facts.lowest, facts.highest = level_range(levels, self.ignore_index if self.classes > 1 else None)
             where = str(self.source.mask_location(name))
             facts.findings += [Finding(kind, (where,), detail) for kind, detail in self._mask_faults(mask, image)]
         return facts
@@ -246,7 +290,8 @@ def _foreground_faults(counts: NDArray[np.int64]) -> list[tuple[str, str]]:
 
 def _files_missing(files: Files) -> list[Finding]:
     """Return names without a partner, and a count that is not the published one."""
-    findings = [Finding("absent", (name,)) for name in files.absent]
+    listed = published_list(files.layout.published) if files.layout and files.layout.published else ()
+    findings = [Finding("absent", (name,)) for name in (*files.absent, *sorted(set(listed) - files.images.keys()))]
     if files.masks:
         findings += [
             Finding("no-mask", (str(files.images[name]),)) for name in sorted(files.images.keys() - files.masks.keys())
@@ -254,7 +299,7 @@ def _files_missing(files: Files) -> list[Finding]:
         findings += [
             Finding("no-image", (str(files.masks[name]),)) for name in sorted(files.masks.keys() - files.images.keys())
         ]
-    elif files.layout is not None and not files.layout.by_class:
+    elif files.layout is not None and files.layout.has_masks:
         wanted = " or ".join(folder for _, folder in files.layout.folders) or "masks"
         findings.append(Finding("no-mask", (files.where,), f"no masks at all; expected a folder {wanted}"))
     published = files.layout.counts if files.layout else ()
@@ -262,6 +307,13 @@ def _files_missing(files: Files) -> list[Finding]:
         wanted = " or ".join(f"{count:,}" for count in published)
         findings.append(Finding("count", (files.where,), f"{len(files.images):,} images; expected {wanted}"))
     return findings
+
+
+def _one_sided(files: Files, facts: list[_Facts], classes: int) -> list[Finding]:
+    """Return a finding if all masks of the set hold one level or label."""
+    levels = [level for fact in facts for level in (fact.lowest, fact.highest) if level is not None]
+    detail = one_sided(min(levels), max(levels), len(files.masks), classes) if levels else ""
+    return [Finding("one-sided", (files.where,), detail)] if detail else []
 
 
 def _looks(reading: _Reading, facts: list[_Facts]) -> tuple[list[str], list[Look], list[bytes | None]]:
@@ -281,23 +333,28 @@ def _copies_inside(reading: _Reading, facts: list[_Facts]) -> list[Finding]:
         detail = "their masks differ" if len({masks[i] for i in group} - {None}) > 1 else ""
         findings.append(Finding("duplicate", tuple(where[i] for i in group), detail))
     firsts = _first_of_each(looks)
-    for i, j, correlation in near_copies([looks[i] for i in firsts]):
-        pair = (where[firsts[i]], where[firsts[j]])
-        findings.append(Finding("near-duplicate", pair, f"correlation {correlation:.3f}"))
+    for pair in near_copies([looks[i] for i in firsts]):
+        files = (where[firsts[pair.first]], where[firsts[pair.second]])
+        kind = "near-duplicate" if pair.near else "similar"
+        findings.append(Finding(kind, files, f"correlation {pair.correlation:.3f}"))
     return findings
 
 
 def _copies_between(own: _Reading, facts: list[_Facts], other: _Reading, others: list[_Facts]) -> list[Finding]:
     where, looks, _ = _looks(own, facts)
     elsewhere, other_looks, _ = _looks(other, others)
-    by_digest = {look.digest: file for look, file in zip(other_looks, elsewhere, strict=True)}
+    by_digest: dict[bytes, list[str]] = {}
+    for look, file in zip(other_looks, elsewhere, strict=True):
+        by_digest.setdefault(look.digest, []).append(file)
     findings = [
-        Finding("shared", (file, by_digest[look.digest]))
+        Finding("shared", (file, twin))
         for look, file in zip(looks, where, strict=True)
-        if look.digest in by_digest
+        for twin in by_digest.get(look.digest, [])
     ]
-    for i, j, correlation in near_copies(looks, other_looks):
-        findings.append(Finding("near-shared", (where[i], elsewhere[j]), f"correlation {correlation:.3f}"))
+    for pair in near_copies(looks, other_looks):
+        files = (where[pair.first], elsewhere[pair.second])
+        kind = "near-shared" if pair.near else "similar-shared"
+        findings.append(Finding(kind, files, f"correlation {pair.correlation:.3f}"))
     return findings
 
 

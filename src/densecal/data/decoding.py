@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,29 @@ from PIL import Image
 from densecal.data.sources import SampleSource, Source
 from densecal.errors import InputError
 from densecal.io.masks import check_labels, foreground_mask
-from densecal.runtime.pool import cores, map_in_processes
+from densecal.runtime.cores import cores
+from densecal.runtime.pool import map_in_processes
 from densecal.runtime.progress import Progress, silent
 
 CHUNK = 16
 
-Facts = tuple[int, int, bool]
-"""Height and width of an image before resizing, and whether its mask held grey values."""
+
+class Facts(NamedTuple):
+    """What is known about a sample before resizing.
+
+    Attributes:
+        height: Height of the image.
+        width: Width of the image.
+        grey: Whether the mask held grey values.
+        lowest: Lowest level or label of the mask, void apart; ``None`` if all of it is void.
+        highest: The highest.
+    """
+
+    height: int
+    width: int
+    grey: bool
+    lowest: int | None
+    highest: int | None
 
 
 T = TypeVar("T")
@@ -88,7 +104,7 @@ class Job:
         return (
             Image.fromarray(image).resize(side, Image.Resampling.BILINEAR).tobytes(),
             Image.fromarray(mask).resize(side, resample).tobytes(),
-            (image.shape[0], image.shape[1], grey),
+            Facts(image.shape[0], image.shape[1], grey, *level_range(mask, self.ignore_index)),
         )
 
 
@@ -148,6 +164,13 @@ def read_sample(
         return image, binary.foreground * np.uint8(255), binary.grey
     check_labels(mask, str(source.mask_location(name)), classes, ignore_index)
     return image, mask, False
+
+
+def level_range(mask: NDArray[np.uint8], ignore_index: int | None) -> tuple[int | None, int | None]:
+    """Return the lowest and the highest level of a mask, without those of void pixels."""
+    levels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    levels = levels[levels != ignore_index]
+    return (int(levels[0]), int(levels[-1])) if len(levels) else (None, None)
 
 
 def decode_all(

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from densecal.data.published_lists import TEXTURES
 from densecal.errors import InputError
 from densecal.io.documents import read_lines
 from densecal.io.folders import image_files, is_image_name, subfolders
@@ -41,6 +42,8 @@ class Layout:
         by_class: Whether there is one folder of images per class.
         lists: List files, any one of which names the images of the set, where its folders hold more.
         held_out: List file of the images that do not belong to the set, for copies without any of ``lists``.
+        published: A list of ``published_lists``, whose images the set should hold.
+        has_masks: Whether it must have masks.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Layout:
     by_class: bool = False
     lists: tuple[str, ...] = ()
     held_out: str = ""
+    published: str = ""
+    has_masks: bool = True
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -65,6 +70,7 @@ class Layout:
 
 
 _DUTS = "http://saliencydetection.net/duts/"
+_DTD = "https://www.robots.ox.ac.uk/~vgg/data/dtd/"
 _COD10K = "https://github.com/DengPingFan/SINet"
 _CAMO = "https://sites.google.com/view/ltnghia/research/camo"
 _SMOKE5K = "https://github.com/SiyuanYan1/Transmission-BVM"
@@ -75,6 +81,12 @@ _VOC_LISTS = tuple(
     for folder in ("Segmentation", "SegmentationAug")
     for name in ("trainaug", "train_aug")
 )
+
+WITHOUT_OBJECTS = Layout(
+    "DTD without objects", _DTD, "textures without a salient object, no masks", (500,), aliases=("dtdtexture500",),
+    empty_masks=True, published=TEXTURES, has_masks=False,
+)  # fmt: skip
+"""The textures of DTD that the paper chose, under the name that its authors' code gives them."""
 
 LAYOUTS = (
     Layout("DUTS-TR", _DUTS, "salient objects", (10_553,), (("DUTS-TR-Image", "DUTS-TR-Mask"),), ("dutstrain",)),
@@ -93,8 +105,9 @@ LAYOUTS = (
     ),
     Layout("HKU-IS", "https://i.cs.hku.hk/~gbli/deep_saliency.html", "salient objects", (4_447,)),
     Layout(
-        "DTD", "https://www.robots.ox.ac.uk/~vgg/data/dtd/", "textures, no masks", (5_640,), by_class=True,
+        "DTD", _DTD, "textures, no masks", (5_640,), by_class=True, published=TEXTURES, has_masks=False,
     ),
+    WITHOUT_OBJECTS,
     # the whole set, or only its camouflaged images
     Layout(
         "COD10K train", _COD10K, "camouflaged objects", (6_000, 3_040), aliases=("cod10kv3", "cod10kv2"),

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.decoding import Job, decode_all
+from densecal.data.blocks import BlockChecksums, blocks_agree
+from densecal.data.decoding import Facts, Job, decode_all
 from densecal.data.sources import Source
 from densecal.errors import InputError
-from densecal.io.documents import read_json
+from densecal.io.documents import read_json, read_text
+from densecal.io.masks import one_sided
 from densecal.runtime.lock import lock_file
 from densecal.runtime.progress import Progress, silent
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "densecal-packed"
-VERSION = 1
+VERSION = 2
 MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
 
 _LOG = logging.getLogger(__name__)
@@ -126,11 +128,11 @@ class Packed:
 
 
 def open_packed(folder: str | Path, verify: bool = False) -> Packed:
-    """Open a cache that ``pack`` built.
+    """Open a cache that ``pack`` built. Sizes, the manifest and some blocks of the data are always checked.
 
     Args:
         folder: The cache.
-        verify: Also read the data and compare its hashes with the manifest.
+        verify: Also read all of the data and compare its hashes with the manifest.
 
     Raises:
         InputError: The folder does not hold a complete cache.
@@ -166,7 +168,7 @@ def pack(
         workers: Decoding processes; ``None`` takes one per core, 1 decodes in this process. A script that packs
             with several must guard its main part with ``if __name__ == "__main__"``, as for any process pool.
         progress: Told how many samples are packed.
-        verify: Check the hashes of an existing cache's data too.
+        verify: Read all data of an existing cache and check its hashes, not only some blocks.
         ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
 
     Returns:
@@ -222,8 +224,8 @@ def _description(source: Source, names: Sequence[str], size: int, classes: int, 
     }
 
 
-def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool) -> Packed | str:
-    """Open a cache, or say why it cannot be used."""
+def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool | None) -> Packed | str:
+    """Open a cache, or say why it cannot be used. All data is checked, some of it, or with ``None`` none."""
     if not folder.exists():
         return "does not exist"
     try:
@@ -244,11 +246,14 @@ def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool) -> Pack
             actual = (folder / file).stat().st_size
             if actual != expected:
                 return f"{file} has {actual:,} bytes (wanted {expected:,})"
+        if _digest(manifest) != manifest.get("digest"):
+            return "a damaged manifest"
+        for file in (IMAGES, MASKS):
+            if verify and _sha256(folder / file) != manifest["sha256"][file]:
+                return f"{file} does not have the hash of the manifest"
+            if verify is False and not blocks_agree(folder / file, manifest["blocks"][file]):
+                return f"{file} is damaged"
         packed = Packed(folder, manifest)
-        if verify:
-            for file in (IMAGES, MASKS):
-                if _sha256(folder / file) != manifest["sha256"][file]:
-                    return f"{file} does not have the hash of the manifest"
     except (OSError, KeyError, TypeError, ValueError) as error:
         return f"incomplete ({error})"
     return packed
@@ -287,22 +292,32 @@ def _build(
     classes, ignore_index = wanted["classes"], wanted["ignore_index"]
     job = Job(source, names, size, classes, ignore_index, build / IMAGES, build / MASKS)
     facts = decode_all(job, workers, follow, build)
-    warnings = []
-    grey = [name for name, (_, _, is_grey) in zip(names, facts, strict=True) if is_grey]
-    if grey:
-        first = ", ".join(grey[:5])
-        warnings.append(f"{len(grey)} of {len(names)} masks hold grey values, binarised at > 127 ({first})")
     manifest = {
         **wanted,
         "sha256": {file.path.name: file.sha256.hexdigest() for file in files},
-        "original_sizes": [(height, width) for height, width, _ in facts],
-        "warnings": warnings,
+        "blocks": {file.path.name: file.blocks.text() for file in files},
+        "original_sizes": [(fact.height, fact.width) for fact in facts],
+        "warnings": _warnings(names, facts, classes),
     }
-    (build / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    (build / MANIFEST).write_text(json.dumps({**manifest, "digest": _digest(manifest)}), encoding="utf-8")
     for path in (build / IMAGES, build / MASKS, build / MANIFEST):
         # After a power failure a renamed folder must not hold files that never reached the disk.
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
+
+
+def _warnings(names: Sequence[str], facts: Sequence[Facts], classes: int) -> list[str]:
+    warnings = []
+    grey = [name for name, fact in zip(names, facts, strict=True) if fact.grey]
+    if grey:
+        first = ", ".join(grey[:5])
+        warnings.append(f"{len(grey)} of {len(names)} masks hold grey values, binarised at > 127 ({first})")
+    levels = [level for fact in facts for level in (fact.lowest, fact.highest) if level is not None]
+    if not levels:
+        warnings.append("all masks hold nothing but void pixels")
+    elif same := one_sided(min(levels), max(levels), len(facts), classes):
+        warnings.append(same)
+    return warnings
 
 
 @dataclass
@@ -313,6 +328,7 @@ class _Filling:
     sample: int
     """Bytes per sample."""
     sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+    blocks: BlockChecksums = field(default_factory=BlockChecksums)
     hashed: int = 0
     synced: int = 0
 
@@ -321,7 +337,9 @@ class _Filling:
         end = samples * self.sample
         with self.path.open("rb") as stream:
             stream.seek(self.hashed)
-            self.sha256.update(stream.read(end - self.hashed))
+            content = stream.read(end - self.hashed)
+            self.sha256.update(content)
+            self.blocks.update(content)
             self.hashed = end
             if end - self.synced >= _SYNC_BYTES:
                 os.fsync(stream.fileno())
@@ -353,7 +371,7 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
 
 
 def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
-    packed = _try_open(folder, None, verify=False)
+    packed = _try_open(folder, None, verify=None)  # the process that sends it has checked it
     if isinstance(packed, str):
         raise InputError(folder, packed, "the cache that was open")
     if packed._manifest["sha256"] != manifest["sha256"]:
@@ -367,8 +385,18 @@ def _refuse_other_files(folder: Path) -> None:
         raise InputError(folder, "a file", "a new or empty folder, or a cache")
     if folder.is_dir():
         foreign = sorted(set(os.listdir(folder)) - {MANIFEST, IMAGES, MASKS})
+        if not foreign and os.listdir(folder) == [MANIFEST] and not _is_own_manifest(folder / MANIFEST):
+            foreign = [MANIFEST]
         if foreign:
             raise InputError(folder, f"other files ({', '.join(foreign[:5])})", "a new or empty folder, or a cache")
+
+
+def _is_own_manifest(path: Path) -> bool:
+    """Return whether a manifest without data belongs to a cache; other programs use the same name."""
+    try:
+        return FORMAT in read_text(path, "a manifest")
+    except InputError:
+        return False
 
 
 def _prefix(folder: Path) -> str:
@@ -398,6 +426,12 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _lock_path(build: Path) -> Path:
     return build.with_name(build.name + _LOCK)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Return the hash of everything else in a manifest."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

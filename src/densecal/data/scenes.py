@@ -16,6 +16,7 @@ from scipy.special import expit, log_ndtr
 
 from densecal.errors import InputError
 from densecal.io.images import save_png
+from densecal.io.outputs import software
 
 Field = NDArray[np.float64]
 
@@ -103,19 +104,22 @@ def write(scenes: Scenes, folder: str | Path) -> None:
         folder: Where to write.
 
     Raises:
-        InputError: The folder is not empty.
+        InputError: The folder is not empty, or cannot be written.
     """
-    folder = Path(folder).absolute()
-    if folder.exists() and (not folder.is_dir() or os.listdir(folder)):
+    folder = Path(os.path.realpath(folder))  # a link to an empty folder stays
+    if os.path.exists(folder) and (not folder.is_dir() or os.listdir(folder)):
         raise InputError(folder, "a file or a folder that is not empty", "a new or empty folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    build = folder.parent / f".{folder.name}.writing-{uuid.uuid4().hex}"
+    build = folder.parent / f".{folder.name[:40]}.writing-{uuid.uuid4().hex}"
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         for kind, arrays in (("images", scenes.images), ("masks", scenes.masks)):
             (build / kind).mkdir(parents=True)
             for i, array in enumerate(arrays):
-                save_png(build / kind / f"{i:05d}.png", array)
+                save_png(build / kind / f"{i:05d}.png", array, software("data scenes"))
         os.rename(build, folder)
+    except OSError as error:
+        space = f"a new folder, with {scenes.images.nbytes + scenes.masks.nbytes:,} bytes free"
+        raise InputError(folder, f"cannot be written ({error.strerror})", space) from None
     finally:
         shutil.rmtree(build, ignore_errors=True)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 from densecal.data.layouts import Layout, LayoutMatch, find_layout, identify, kind_of_folder
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, urls
-from densecal.io.folders import image_files, is_image_name, subfolder_hint, subfolders
+from densecal.io.archives import Archive
+from densecal.io.folders import image_files, is_image_name, is_mask_name, subfolder_hint, subfolders
 from densecal.io.images import IMAGE_SUFFIXES, read_image
 from densecal.io.masks import read_mask
 
@@ -99,7 +99,7 @@ class Source:
     _masks: Mapping[str, Location]
     names: list[str] = field(init=False)
     has_masks: bool = field(init=False)
-    _zips: dict[tuple[int, Path], zipfile.ZipFile] = field(init=False, default_factory=dict, repr=False)
+    _zips: dict[tuple[int, Path], Archive] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.names = sorted(self._images)
@@ -129,6 +129,10 @@ class Source:
             raise InputError(str(self._images[name]), "an image without a mask", "images with masks")
         return self._masks[name]
 
+    def files(self) -> Iterator[Path]:
+        """Yield the files that images and masks are read from; a zip file is one of them for each of its members."""
+        return (where.path for where in (*self._images.values(), *self._masks.values()))
+
     def fingerprint(self, name: str) -> str:
         """Return text that changes when a pair does: path, size and time of a file, or name, size and CRC in a zip."""
         mask = self._masks[name].fingerprint() if self.has_masks else ""
@@ -137,14 +141,14 @@ class Source:
     def _open(self, where: Location) -> Path | BinaryIO:
         if not where.member:
             return where.path
-        if where.size > MAX_MEMBER_BYTES:
-            raise InputError(str(where), f"{where.size:,} bytes", f"at most {MAX_MEMBER_BYTES:,}")
         # A fork shares the file position with its parent, hence one handle per process.
         key = (os.getpid(), where.path)
         if key not in self._zips:
-            self._zips[key] = _open_zip(where.path)
+            self._zips[key] = Archive(where.path)
         try:
-            return io.BytesIO(self._zips[key].read(where.member))
+            return io.BytesIO(self._zips[key].open(where.member, str(where), MAX_MEMBER_BYTES).read_all())
+        except InputError:
+            raise
         except Exception as error:  # decompressors raise errors of their own classes
             raise InputError(str(where), f"unreadable ({error})", "a complete zip member") from None
 
@@ -166,6 +170,11 @@ class Files:
     masks: Mapping[str, Location]
     absent: tuple[str, ...] = ()
     layout: Layout | None = None
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that are read, with those that the user named."""
+        yield from self.paths
+        yield from (where.path for where in (*self.images.values(), *self.masks.values()))
 
     @property
     def where(self) -> str:
@@ -226,7 +235,7 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         return _index_match(path, match)
     if not urls.is_folder(path):
         return Files(paths, *_index_list(path))
-    return Files(paths, _index_folder(path), _index_folder(Path(masks)) if masks is not None else {})
+    return Files(paths, _index_folder(path), _index_masks(Path(masks)) if masks is not None else {})
 
 
 def _layout_of_zips(paths: Sequence[Path]) -> Layout | None:
@@ -244,7 +253,7 @@ def _index_match(path: Path, match: LayoutMatch) -> Files:
     """Return the files of a set, without those in its folders that do not belong to it."""
     by_class = match.layout is not None and match.layout.by_class
     images = _index_folder(match.images, by_class)
-    masks = _index_folder(match.masks) if match.masks is not None else {}
+    masks = _index_masks(match.masks) if match.masks is not None else {}
     absent: tuple[str, ...] = ()
     if match.names is not None:
         absent = tuple(sorted(match.names - images.keys()))
@@ -296,12 +305,18 @@ def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> 
     return by_stem
 
 
-def _index_folder(folder: Path, by_class: bool = False) -> dict[str, Location]:
+def _index_masks(folder: Path) -> dict[str, Location]:
+    return _index_folder(folder, is_wanted=is_mask_name)
+
+
+def _index_folder(
+    folder: Path, by_class: bool = False, is_wanted: Callable[[str], bool] = is_image_name
+) -> dict[str, Location]:
     if not urls.is_folder(folder):
         problem = "not a folder" if urls.exists(folder) else "does not exist"
         raise InputError(folder, problem, "a folder of images or masks")
     folders = subfolders(folder) if by_class else [folder]
-    files = sorted(file for inner in folders for file in image_files(inner))
+    files = sorted(file for inner in folders for file in image_files(inner, is_wanted))
     if not files:
         problem = f"no image files{subfolder_hint(folder)}"
         raise InputError(folder, problem, f"files ending in {' '.join(IMAGE_SUFFIXES)}")
@@ -312,20 +327,13 @@ def _is_zip(path: Path) -> bool:
     return path.suffix.lower() == ".zip" and urls.is_file(path)
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(urls.open_bytes(path))
-    except Exception as error:  # zipfile raises errors of every kind for damaged directories
-        raise InputError(path, f"unreadable ({error})", "a complete zip file") from None
-
-
 def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, Location]]:
     images: list[Location] = []
     masks: list[Location] = []
     for path in paths:
         folders: dict[PurePosixPath, list[Location]] = {}
-        with _open_zip(path) as archive:
-            for info in archive.infolist():
+        with Archive(path) as archive:
+            for info in archive.members:
                 member = PurePosixPath(info.filename)
                 if is_image_name(member.name) and not info.is_dir():
                     location = Location(path, info.filename, info.file_size, info.CRC)
@@ -386,6 +394,9 @@ def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]
         text = line.strip()
         spaces = [position for position, letter in enumerate(text) if letter == " "]
         splits = [(text,), *((text[:at].rstrip(), text[at + 1 :].lstrip()) for at in spaces)]
+    named_url = next((part for part in line.split() if urls.is_remote(Path(part))), None)
+    if named_url is not None and not urls.is_remote(folder):
+        raise InputError(where, f"the URL {named_url}", "a file; a URL is read only where you give it yourself")
     for parts in splits:
         files = [folder / part for part in parts if part]
         if files and all(urls.is_file(file) for file in files):

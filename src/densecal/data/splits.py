@@ -6,48 +6,78 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from densecal.data.published_lists import LISTS, published_list
 from densecal.errors import InputError
 from densecal.io.documents import read_lines
+from densecal.io.groups import Groups
 from densecal.io.images import IMAGE_SUFFIXES
 
 
-def split(names: Sequence[str], validation: str | Path | float, seed: int = 0) -> tuple[list[str], list[str]]:
+def split(
+    names: Sequence[str], validation: str | Path | float, seed: int = 0, groups: Groups | None = None
+) -> tuple[list[str], list[str]]:
     """Divide names into a training and a validation part.
 
     Args:
         names: Unique sample names.
-        validation: A list file with one name per line (a suffix such as ``.jpg`` is allowed); or a float in
-            [0, 1), the probability with which a name goes to validation; or an int, the number of names.
+        validation: A list file with one name per line (a suffix such as ``.jpg`` is allowed); or one of
+            ``published_lists.LISTS``, the paper's own; or a float in [0, 1), the probability with which a name goes to
+            validation; or an int, the number of names.
         seed: Chooses the names for a ratio or a count. With a ratio the side of a name depends on the seed
             and the name alone, so adding or removing files moves no other name; with a count it depends on its rank.
+        groups: Groups that stay together. A ratio is then the probability with which a group goes to validation, a
+            count the smallest number of images: whole groups are held out until it is reached.
 
     Returns:
         ``(train, validation)``, both sorted; the id of a training sample is its position in ``train``.
 
     Raises:
-        InputError: The list names something unknown, or a part is empty that must not be.
+        InputError: The list names something unknown or divides a group, or a part is empty that must not be.
     """
     if len(set(names)) != len(names):
         raise ValueError("names: found a name twice; expected unique names")
     if isinstance(validation, bool):
         raise TypeError("validation: found a bool; expected a list file, a ratio or a count")
+    group = dict(zip(names, names if groups is None else groups.of(names), strict=True))
     if isinstance(validation, str | Path):
         chosen = _read_list(names, Path(validation))
+        _check_whole(group, chosen, Path(validation))
     elif isinstance(validation, int):
         if not 0 <= validation < len(names):
             raise InputError("validation", f"{validation} of {len(names)} images", f"0 to {len(names) - 1}")
-        chosen = set(sorted(names, key=lambda name: (_fraction(name, seed), name))[:validation])
+        chosen = _first_groups(group, validation, seed)
     else:
         if not 0.0 <= validation < 1.0:
             raise InputError("validation", f"the ratio {validation}", "a ratio in [0, 1), or a whole number of images")
-        chosen = {name for name in names if _fraction(name, seed) < validation}
+        chosen = {name for name in names if _fraction(group[name], seed) < validation}
         if validation > 0 and not chosen:
             raise InputError(
                 "validation", f"no name of {len(names)} at ratio {validation}", "a count for so few images"
             )
     if len(chosen) == len(names):
-        raise InputError("validation", "every image", "at least one image left to train on")
+        alone = f", in {len(set(group.values()))} groups" if groups is not None else ""
+        raise InputError("validation", f"every image{alone}", "at least one image left to train on")
     return sorted(set(names) - chosen), sorted(chosen)
+
+
+def _first_groups(group: dict[str, str], count: int, seed: int) -> set[str]:
+    """Return the names of whole groups, in the order of their draws, until there are enough."""
+    chosen: set[str] = set()
+    members: dict[str, list[str]] = {}
+    for name, its_group in group.items():
+        members.setdefault(its_group, []).append(name)
+    for its_group in sorted(members, key=lambda name: (_fraction(name, seed), name)):
+        if len(chosen) >= count:
+            break
+        chosen.update(members[its_group])
+    return chosen
+
+
+def _check_whole(group: dict[str, str], chosen: set[str], path: Path) -> None:
+    """Refuse a list that holds out only some images of a group."""
+    divided = {group[name] for name in chosen} & {group[name] for name in group.keys() - chosen}
+    if divided:
+        raise InputError(path, f"some images of the group {min(divided)!r} but not all", "whole groups")
 
 
 def _fraction(name: str, seed: int) -> float:
@@ -58,7 +88,8 @@ def _fraction(name: str, seed: int) -> float:
 
 def _read_list(names: Sequence[str], path: Path) -> set[str]:
     known = set(names)
-    lines = read_lines(path, "a list of validation names")
+    own = str(path) in LISTS
+    lines = list(published_list(str(path))) if own else read_lines(path, "a list of validation names")
     listed = {line if line in known else _without_suffix(line) for line in lines}
     if not listed:
         raise InputError(path, "no names", "one validation name per line")
@@ -67,7 +98,7 @@ def _read_list(names: Sequence[str], path: Path) -> set[str]:
         raise InputError(
             path,
             f"{len(unknown)} names that are not in the data set ({', '.join(unknown[:5])})",
-            "names of images",
+            "the whole of DUTS-TR, or another data.validation" if own else "names of images",
         )
     return listed
 

@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.data.pairs import dataset_name, find_pairs
 from densecal.errors import InputError
+from densecal.evaluation.partial import Partial, in_order
 from densecal.evaluation.record import PairedDifference, Record, SkippedFile
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings, score_pairs
-from densecal.io.pairs import Pair, dataset_name, find_pairs
+from densecal.io.groups import Groups
+from densecal.io.map_values import check_scale
+from densecal.io.pairs import Pair
 from densecal.metrics.bootstrap import paired_intervals
 from densecal.runtime.pool import map_in_processes
 from densecal.runtime.progress import Progress, silent
@@ -32,11 +36,13 @@ class Evaluation:
         record: Every figure.
         stems: Names of the scored images in the order of ``rows``.
         rows: Sums per image, for paired intervals.
+        groups: The group of every image, where images are grouped.
     """
 
     record: Record
     stems: list[str]
     rows: NDArray[np.float64]
+    groups: list[str] | None = None
 
 
 def evaluate(
@@ -48,6 +54,7 @@ def evaluate(
     settings: Settings | None = None,
     workers: int = 1,
     skip_bad: bool = False,
+    groups: Groups | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Score a folder of prediction maps against a folder of masks.
@@ -60,6 +67,7 @@ def evaluate(
         settings: Bins, metrics and classes.
         workers: Processes to use.
         skip_bad: Leave out files that cannot be read, and list them, instead of stopping.
+        groups: Groups of images that are alike (patient, video, scene), which intervals resample.
         progress: Told how many pairs are scored.
 
     Returns:
@@ -70,7 +78,7 @@ def evaluate(
     """
     evaluation = evaluate_shared(
         Path(predictions), Path(masks), name=name, dataset=dataset, settings=settings, workers=workers,
-        skip_bad=skip_bad, progress=progress,
+        skip_bad=skip_bad, groups=groups, progress=progress,
     )  # fmt: skip
     assert evaluation is not None
     return evaluation
@@ -85,6 +93,7 @@ def evaluate_shared(
     settings: Settings | None = None,
     workers: int = 1,
     skip_bad: bool = False,
+    groups: Groups | None = None,
     progress: Progress = silent,
     processes: Processes = ALONE,
 ) -> Evaluation | None:
@@ -98,23 +107,70 @@ def evaluate_shared(
         settings: Bins, metrics and classes.
         workers: Worker processes of this process.
         skip_bad: Leave out files that cannot be read.
+        groups: Groups of images that are alike.
         progress: Told how many pairs of this process's share are scored.
         processes: The processes that share the work.
 
     Returns:
         The evaluation on the first process, the same to the bit however many there are; ``None`` on the others.
     """
-    pairs, unpaired = find_pairs(predictions, masks, skip_bad)
-    total, unreadable = score_all(pairs, settings or Settings(), workers, skip_bad, progress, processes)
+    part = score_folder(
+        predictions, masks, name=name, dataset=dataset, settings=settings, workers=workers, skip_bad=skip_bad,
+        groups=groups, progress=progress, processes=processes,
+    )  # fmt: skip
+    if part is None:
+        return None
+    evaluation = compute(part, predictions, masks)
+    if part.total.findings.foreground:
+        check_scale(part.total.highest, predictions, part.total.settings.maps)
+    return evaluation
+
+
+def score_folder(
+    predictions: Path,
+    masks: Path,
+    *,
+    name: str | None = None,
+    dataset: str | None = None,
+    settings: Settings | None = None,
+    workers: int = 1,
+    skip_bad: bool = False,
+    groups: Groups | None = None,
+    progress: Progress = silent,
+    processes: Processes = ALONE,
+) -> Partial | None:
+    """Return the sums behind an evaluation; the options are those of `evaluate_shared`."""
+    settings = settings or Settings()
+    pairs, unpaired = find_pairs(predictions, masks, skip_bad, settings.maps.strip_suffix)
+    if groups is not None:
+        groups.of([pair.stem for pair in pairs])
+    total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes)
     if not processes.first:
         return None
+    skipped = in_order(map(skipped_file, [*unpaired, *unreadable]))
+    named = None if groups is None else groups.of(total.stems)
+    return Partial(name or predictions.resolve().name, dataset or dataset_name(masks), total, skipped, named)
+
+
+def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evaluation:
+    """Return every figure of the sums of an evaluation.
+
+    Args:
+        part: The sums.
+        predictions: What errors call the maps.
+        masks: What errors call the masks.
+
+    Raises:
+        InputError: There is nothing to measure.
+    """
+    total = part.total
     if not total.stems:
         raise InputError(predictions, "no map that could be scored", "at least one readable pair")
-    if not total.meter.sketch.image_rows()[:, 0].any():
+    rows = total.meter.sketch.image_rows()
+    if not rows[:, 0].any():
         raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
-    skipped = map(skipped_file, [*unpaired, *unreadable])
-    record = total.record(name or predictions.resolve().name, dataset or dataset_name(masks), skipped)
-    return Evaluation(record, total.stems, total.meter.sketch.image_rows())
+    record = total.record(part.name, part.dataset, part.skipped, part.groups)
+    return Evaluation(record, total.stems, rows, part.groups)
 
 
 def score_all(
@@ -158,7 +214,7 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifferen
     for a, b in combinations(evaluations, 2):
         if a.record.dataset != b.record.dataset or a.stems != b.stems or a.rows.shape != b.rows.shape:
             continue
-        ci = paired_intervals(a.rows, b.rows)
+        ci = paired_intervals(a.rows, b.rows, a.groups)
         difference = {name: a.record.calibration[name] - b.record.calibration[name] for name in ci}
         differences.append(PairedDifference(a.record.dataset, a.record.name, b.record.name, difference, ci))
     return differences

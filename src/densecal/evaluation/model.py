@@ -22,7 +22,9 @@ from densecal.evaluation.folders import Evaluation
 from densecal.evaluation.record import VALIDATION, Entropy
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings
+from densecal.io.groups import Groups
 from densecal.metrics.fine_bins import histograms
+from densecal.metrics.overlap import level_overlaps
 from densecal.metrics.segmentation import SegmentationMeter
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, retitle, silent
@@ -53,6 +55,7 @@ class ImageSet:
         masks: uint8 (H, W) each: 0 and 1, or class labels.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels, for K classes.
+        groups: Groups of images that are alike, which intervals resample.
     """
 
     name: str
@@ -61,6 +64,7 @@ class ImageSet:
     masks: list[NDArray[np.uint8]]
     classes: int = 1
     ignore_index: int | None = None
+    groups: Groups | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -75,6 +79,7 @@ def load_image_set(
     classes: int = 1,
     ignore_index: int | None = None,
     without_foreground: bool = False,
+    groups: Groups | None = None,
     workers: int | None = None,
     progress: Progress = silent,
 ) -> ImageSet:
@@ -88,6 +93,7 @@ def load_image_set(
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels, for K classes.
         without_foreground: No image shows an object: masks are not read, and every pixel is background.
+        groups: Groups of images that are alike, which intervals resample.
         workers: Processes; all cores unless given.
         progress: Told how many images are read.
     """
@@ -95,7 +101,9 @@ def load_image_set(
     if not (without_foreground or source.has_masks):
         raise InputError(str(images), "images without masks", "masks, or a set that is out of distribution")
     reading = Reading(source, source.names, size, classes, ignore_index, without_foreground)
-    return _read_image_set(name, reading, workers, progress)
+    if groups is not None:
+        groups.of(source.names)
+    return replace(_read_image_set(name, reading, workers, progress), groups=groups)
 
 
 def load_validation_set(data: DataConfig, progress: Progress = silent) -> ImageSet:
@@ -104,7 +112,10 @@ def load_validation_set(data: DataConfig, progress: Progress = silent) -> ImageS
     ignore_index = data.ignore_index if data.classes > 1 else None
     reading = Reading(part.source, part.names, data.size, data.classes, ignore_index, False)
     workers = 1 if isinstance(part.source, SceneSource) else data.workers
-    return _read_image_set(VALIDATION, reading, workers, progress)
+    groups = None if data.groups is None else Groups(data.groups, "data.groups")
+    if groups is not None:
+        groups.of(part.names)
+    return replace(_read_image_set(VALIDATION, reading, workers, progress), groups=groups)
 
 
 def _read_image_set(name: str, reading: Reading, workers: int | None, progress: Progress) -> ImageSet:
@@ -169,7 +180,7 @@ def evaluate_model_by_bins(
                 by_name[name].add(names, p, y)
         done += len(samples)
         progress(f"Evaluating on {data.name}", done, len(data))
-    return [{name: score.evaluation(name, data.name) for name, score in by_name.items()} for by_name in scores]
+    return [{name: score.evaluation(name, data) for name, score in by_name.items()} for by_name in scores]
 
 
 @torch.inference_mode()
@@ -280,6 +291,7 @@ class _Scores:
         self.histogram: Tensor | int = 0
         self.levels: list[Tensor] = []
         self.confusion: Tensor | int = 0
+        self.overlaps: list[Tensor] = []
 
     @torch.inference_mode()
     def add(self, names: list[str], p: Tensor, y: Tensor) -> None:
@@ -289,7 +301,9 @@ class _Scores:
         if self.binary:
             self.levels.append(_level_counts(p[:, 0], y))
         else:
-            self.confusion = self.confusion + _confusion(p.argmax(dim=1), y, p.shape[1], self.total.meter.ignore_index)
+            confusion = _confusion(p.argmax(dim=1), y, p.shape[1], self.total.meter.ignore_index)
+            self.confusion = self.confusion + confusion.sum(0)
+            self.overlaps.append(_class_overlaps(confusion))
 
     def _add_entropy(self, p: Tensor, y: Tensor) -> None:
         classes = torch.cat([1 - p, p], dim=1) if self.binary else p
@@ -309,19 +323,22 @@ class _Scores:
             counts = torch.cat(self.levels).cpu().numpy()
             for first in range(0, len(counts), SCORED_AT_ONCE):
                 scores.update_levels(counts[first : first + SCORED_AT_ONCE])
-            self.total.segmentation.add(scores.state_dict())
+            self.total.overlaps = list(level_overlaps(counts))
+            self.total.segmentation.merge(scores.exact_sums())
         else:
             assert isinstance(self.confusion, Tensor)
             self.total.segmentation.add({"matrix": self.confusion.cpu().numpy()})
+            self.total.overlaps = list(torch.cat(self.overlaps).cpu().numpy())
 
-    def evaluation(self, name: str, dataset: str) -> Evaluation:
+    def evaluation(self, name: str, data: ImageSet) -> Evaluation:
         if not self.total.stems:
-            raise InputError(dataset, "no image", "at least one")
+            raise InputError(data.name, "no image", "at least one")
         self._add_segmentation()
         assert isinstance(self.histogram, Tensor)
         entropy = Entropy(tuple(self.histogram.tolist()), tuple(torch.cat(self.entropies).tolist()))
-        record = replace(self.total.record(name, dataset), entropy=entropy)
-        return Evaluation(record, self.total.stems, self.total.meter.sketch.image_rows())
+        groups = None if data.groups is None else data.groups.of(self.total.stems)
+        record = replace(self.total.record(name, data.name, groups=groups), entropy=entropy)
+        return Evaluation(record, self.total.stems, self.total.meter.sketch.image_rows(), groups)
 
 
 def _level_counts(p: Tensor, y: Tensor) -> Tensor:
@@ -331,12 +348,19 @@ def _level_counts(p: Tensor, y: Tensor) -> Tensor:
 
 
 def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
-    """Count pixels by true and predicted class (K, K)."""
+    """Count pixels by image, true and predicted class (B, K, K)."""
     key = y * classes + predicted
     if ignore_index is not None:  # void pixels go to one more key, which is cut off
         key = key.masked_fill(y == ignore_index, classes * classes)
-    counts: Tensor = torch.bincount(key.flatten(), minlength=classes * classes + 1)[: classes * classes]
-    return counts.view(classes, classes)
+    counts = histograms(key.flatten(1), classes * classes + 1)[:, : classes * classes]
+    return counts.view(-1, classes, classes)
+
+
+def _class_overlaps(confusion: Tensor) -> Tensor:
+    """Return the means of Dice and IoU over the classes that occur in each image (B, 2); NaN where none does."""
+    hits = confusion.diagonal(dim1=1, dim2=2).double()
+    both = (confusion.sum(1) + confusion.sum(2)).double()
+    return torch.stack([(2 * hits / both).nanmean(1), (hits / (both - hits)).nanmean(1)], dim=1)
 
 
 def resize(maps: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from densecal.data.pairs import check_folder, find_maps
 from densecal.errors import InputError
 from densecal.evaluation.folders import Evaluation, score_all, skipped_file
 from densecal.evaluation.record import OutOfDistribution, Record, TwoHistograms
 from densecal.evaluation.worker import Settings
-from densecal.io.map_files import MAP_SUFFIXES
-from densecal.io.pairs import check_folder, find_maps
+from densecal.io.map_files import map_suffixes
 from densecal.io.urls import entries, is_folder
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
@@ -49,14 +49,15 @@ def evaluate_ood(
     if not settings.binary:
         raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images without any object")
     plain = replace(settings, full=False, ignore_index=None, entropy=True)
-    total, skipped = score_all(find_maps(predictions), plain, workers, skip_bad, progress, processes)
+    maps = find_maps(predictions, settings.maps.strip_suffix)
+    total, skipped = score_all(maps, plain, workers, skip_bad, progress, processes)
     if not processes.first:
         return None
     if not total.stems:
         raise InputError(predictions, "no map that could be scored", "at least one readable map")
     folder = predictions.resolve().name
     record = total.record(name or folder, dataset or folder, map(skipped_file, skipped))
-    record = replace(record, segmentation={}, curves=None)
+    record = replace(record, segmentation={}, segmentation_ci=None, curves=None)
     return Evaluation(record, total.stems, total.meter.sketch.image_rows())
 
 
@@ -73,7 +74,7 @@ def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[
         dataset = folder.resolve().name
         if dataset in by_dataset:
             raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")
-        if len(methods) == 1 and any(path.suffix.lower() in MAP_SUFFIXES for path, _ in entries(folder)):
+        if len(methods) == 1 and any(path.suffix.lower() in map_suffixes() for path, _ in entries(folder)):
             by_dataset[dataset] = {methods[0]: folder}
             continue
         by_dataset[dataset] = {method: folder / method for method in methods}

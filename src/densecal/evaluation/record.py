@@ -49,6 +49,12 @@ class Calibration(Mapping[str, float]):
         return len(self.figures)
 
 
+def known_interval(ci: Mapping[str, Interval], name: str) -> Interval | None:
+    """Return the interval of a figure, or None where it has none or, with one image, it is NaN."""
+    low, high = ci.get(name, (math.nan, math.nan))
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
 @dataclass(frozen=True)
 class SkippedFile:
     """A file that was left out, and why."""
@@ -111,7 +117,7 @@ class Joint:
         spread: Root mean square distance of accuracy from confidence.
     """
 
-    cells: int
+    cells: int = dataclasses.field(metadata={"bounds": (0, 10_000)})
     counts: tuple[tuple[int, ...], ...]
     mean_confidence: float
     mean_accuracy: float
@@ -184,11 +190,12 @@ class OutOfDistribution:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What the figures depend on besides the data."""
+    """What the figures depend on besides the data, and what the classes are called."""
 
-    bins: int
-    classes: int | None
-    ignore_index: int | None
+    bins: int = dataclasses.field(metadata={"bounds": (1, 1_000_000)})
+    classes: int | None = dataclasses.field(metadata={"bounds": (1, 255)})
+    ignore_index: int | None = dataclasses.field(metadata={"bounds": (0, 255)})
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,7 @@ class Record:
         warnings: What looks wrong with the maps or masks.
         calibration: Calibration figures by name, and the intervals of some.
         segmentation: Scores by name; scores per class are tuples. Empty where no image has foreground.
+        segmentation_ci: 95 % intervals of the mean scores per image.
         reliability: Curves of the reliability diagrams.
         joint: Images by mean confidence and accuracy.
         settings: Bins, classes and the value of void pixels.
@@ -213,6 +221,7 @@ class Record:
         ood: The same method on sets out of distribution.
         calibrator: In benchmarks: the calibrator behind the model, "none" for the model as it is.
         more_bins: In benchmarks: the calibration figures for other numbers of bins.
+        groups: Number of groups of images (patients, videos), where intervals resample groups.
     """
 
     name: str
@@ -226,12 +235,14 @@ class Record:
     reliability: Reliability
     joint: Joint
     settings: RecordSettings = RecordSettings(10, None, None)
+    segmentation_ci: Mapping[str, Interval] | None = None
     thresholds: Thresholds | None = None
     curves: SegmentationCurves | None = None
     entropy: Entropy | None = None
     ood: tuple[OutOfDistribution, ...] = ()
     calibrator: str | None = None
     more_bins: Mapping[str, Calibration] | None = None
+    groups: int | None = None
 
     def figure(self, section: str, key: str) -> float:
         """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""
@@ -325,12 +336,13 @@ def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         fields = {field.name: field for field in dataclasses.fields(kind)}
         present = {name: field for name, field in fields.items() if _key(field) in given or _is_required(field)}
         hints = _hints(kind)
-        return kind(
-            **{
-                name: _decode(hints[name], given.get(_key(field), _MISSING), where, (*path, _key(field)))
-                for name, field in present.items()
-            }
-        )
+        decoded = {
+            name: _decode(hints[name], given.get(_key(field), _MISSING), where, (*path, _key(field)))
+            for name, field in present.items()
+        }
+        for name, field in present.items():
+            _check_bounds(field, decoded[name], where, (*path, _key(field)))
+        return kind(**decoded)
     if isinstance(kind, types.UnionType):
         return _decode_union(typing.get_args(kind), value, where, path)
     origin = typing.get_origin(kind)
@@ -351,6 +363,13 @@ def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
             raise _error(where, path, f"an integer of {number.bit_length():,} bits", "a number")
         return number
     return _expect(kind, value, where, path)
+
+
+def _check_bounds(field: dataclasses.Field[Any], value: int | None, where: str, path: tuple[str, ...]) -> None:
+    """Refuse a number for which memory would be reserved without need."""
+    low, high = field.metadata.get("bounds", (None, None))
+    if low is not None and value is not None and not low <= value <= high:
+        raise _error(where, path, str(value)[:60], f"{low} to {high:,}")
 
 
 def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, path: tuple[str, ...]) -> Any:

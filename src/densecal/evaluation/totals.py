@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,11 @@ from densecal.evaluation.record import (
     Thresholds,
 )
 from densecal.evaluation.worker import FEW_LEVELS, Findings, Part, Settings
+from densecal.io.masks import one_sided
+from densecal.metrics.bootstrap import intervals
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
+from densecal.metrics.overlap import overlap_intervals, overlap_means
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 
 if TYPE_CHECKING:
@@ -48,7 +51,11 @@ class Total:
         """Sums of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
         self.findings = Findings()
         self.entropy = EntropySums()
+        self.overlaps: list[NDArray[np.float64]] = []
+        """Dice and IoU of every image."""
         self.stems: list[str] = []
+        self.highest: dict[int, int] = {}
+        """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
 
     @property
     def uses_fine_bins(self) -> bool:
@@ -60,65 +67,113 @@ class Total:
         self.stems += part.stems
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
+        self.overlaps += part.overlaps
         sketch = self.meter.sketch
-        before = len(sketch.rows)
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
+            rows = part.floats["rows"]
+            float_rows = iter(rows.numpy())
             meter = self.settings.calibration_meter()
-            meter.load_state_dict(part.floats)
-            float_rows = iter(meter.sketch.image_rows())
+            meter.load_state_dict({**part.floats, "rows": rows[:0]})
             sketch.merge(meter.sketch)
-        for counts in part.levels.values():
+        for levels, counts in part.levels.items():
             sketch.add_levels(counts)
+            self._note_highest(levels, int(np.flatnonzero(counts.sum(axis=(0, 1))).max(initial=0)))
         # rows in the order of the files, integer and float maps mixed
         integer_rows = iter(part.rows)
         ordered = [next(float_rows if is_float else integer_rows) for is_float in part.is_float]
-        del sketch.rows[before:]
         if ordered:
             sketch.add_rows(np.stack(ordered))
-        self.segmentation.add(part.segmentation)
+        self.segmentation.merge(part.segmentation)
 
     def merge(self, other: Total) -> None:
         """Add the sums of other pairs, which come after those here."""
         self.stems += other.stems
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
+        self.overlaps += other.overlaps
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
+        for levels, highest in other.highest.items():
+            self._note_highest(levels, highest)
 
-    def record(self, name: str, dataset: str, skipped: Iterable[SkippedFile] = ()) -> Record:
-        """Compute every figure."""
+    def _note_highest(self, levels: int, highest: int) -> None:
+        self.highest[levels] = max(highest, self.highest.get(levels, 0))
+
+    def sort(self) -> list[int]:
+        """Put the images in the order of their names, and return where each was."""
+        order = sorted(range(len(self.stems)), key=self.stems.__getitem__)
+        self.meter.sketch.rows.reorder(order)
+        self.stems = [self.stems[i] for i in order]
+        self.overlaps = [self.overlaps[i] for i in order]
+        if self.settings.entropy:
+            self.entropy.images = [self.entropy.images[i] for i in order]
+        return order
+
+    def segmentation_meter(self) -> SegmentationMeter | ConfusionMeter:
+        """Return an empty meter whose sums are those of ``segmentation``."""
+        if not self.settings.binary:
+            return ConfusionMeter(self.settings.classes or 1)
+        return SegmentationMeter(full=self.settings.full and self.settings.ignore_index is None)
+
+    def record(
+        self, name: str, dataset: str, skipped: Iterable[SkippedFile] = (), groups: Sequence[str] | None = None
+    ) -> Record:
+        """Compute every figure.
+
+        Args:
+            name: Method.
+            dataset: Data set.
+            skipped: Files that were left out.
+            groups: The group of every image, where intervals resample groups.
+        """
         result = self.meter.compute()
+        names = self.stems if groups is None else groups
+        units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
         scores, curves = self._segmentation()
+        overlaps = np.array(self.overlaps)
         return Record(
             name=name,
             dataset=dataset,
             images=len(self.stems),
             pixels=result.pixels,
             skipped=tuple(skipped),
-            warnings=tuple(warnings_of(self.findings, self.settings)),
-            calibration=calibration_of(result),
-            segmentation=scores,
+            warnings=(
+                *self._label_warnings(),
+                *warnings_of(self.findings, self.settings),
+                *_unit_warnings(units, groups is not None),
+            ),
+            calibration=calibration_of(result, groups),
+            segmentation={**scores, **overlap_means(overlaps)},
+            segmentation_ci=overlap_intervals(overlaps, groups),
             reliability=_reliability(result),
             joint=_joint(result),
-            settings=RecordSettings(self.settings.bins, self.settings.classes, self.settings.ignore_index),
+            settings=RecordSettings(
+                self.settings.bins, self.settings.classes, self.settings.ignore_index, self.settings.class_names
+            ),
             thresholds=_thresholds(result) if self.settings.binary else None,
             curves=curves,
             entropy=self._entropy() if self.settings.entropy else None,
+            groups=None if groups is None else units,
         )
+
+    def _label_warnings(self) -> list[str]:
+        """Return a warning if all masks of K classes hold one class."""
+        if self.settings.binary:
+            return []
+        classes = np.flatnonzero(self.segmentation.values()["matrix"].sum(axis=1))
+        return [one_sided(int(classes[0]), int(classes[0]), len(self.stems), 2)] if len(classes) == 1 else []
 
     def _entropy(self) -> Entropy:
         return Entropy(_integers(self.entropy.histogram), tuple(self.entropy.images))
 
     def _segmentation(self) -> tuple[dict[str, float | tuple[float, ...]], SegmentationCurves | None]:
         """Return the scores, and for foreground maps their curves over thresholds."""
-        if not self.settings.binary:
-            confusion = ConfusionMeter(self.settings.classes or 1)
-            confusion.load_state_dict(self.segmentation.values())
-            listed = confusion.compute().as_dict()
-            return {key: tuple(v) if isinstance(v, list) else v for key, v in listed.items()}, None
-        meter = SegmentationMeter(full=self.settings.full and self.settings.ignore_index is None)
+        meter = self.segmentation_meter()
         meter.load_state_dict(self.segmentation.values())
+        if isinstance(meter, ConfusionMeter):
+            listed = meter.compute().as_dict()
+            return {key: tuple(v) if isinstance(v, list) else v for key, v in listed.items()}, None
         scores = meter.compute()
         curves = (getattr(scores, name).tolist() for name in ("precision", "recall", "f_curve", "e_curve"))
         return {**scores.as_dict()}, SegmentationCurves(*map(tuple, curves))
@@ -131,6 +186,9 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
         warnings.append(
             f"no mask holds foreground: is {settings.ignore_index}, given as void, the value of the foreground?"
         )
+    elif findings.masks and findings.masks in (findings.empty_masks, findings.full_masks):
+        level = int(findings.full_masks == findings.masks)
+        warnings.append(one_sided(level, level, findings.masks))
     if maps >= 2 and findings.stretched >= _COMMON * maps:
         warnings.append(
             f"{findings.stretched} of {maps} maps span exactly 0 to 1 with few pixels at the top: they look min-max "
@@ -152,17 +210,24 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
             "scores at > 128"
         )
     if findings.resized:
+        what = "their logits were" if settings.maps.logits else "they were"
+        order = ", before the sigmoid" if settings.binary else ", before the softmax"
         warnings.append(
-            f"{findings.resized} maps differ in size from their mask: they were resized to the mask bilinearly"
+            f"{findings.resized} maps differ in size from their mask: {what} resized to the mask bilinearly"
+            + (order if settings.maps.logits else "")
         )
     return warnings
 
 
-def calibration_of(result: CalibrationResult) -> Calibration:
+def _unit_warnings(units: int, grouped: bool) -> list[str]:
+    """Return why there are no intervals, with one image or group."""
+    what = "group" if grouped else "image"
+    return [f"only one {what}: no intervals, because nothing shows how {what}s differ"] if units == 1 else []
+
+
+def calibration_of(result: CalibrationResult, groups: Sequence[str] | None = None) -> Calibration:
     """Return the figures of a meter as a record has them."""
-    figures = result.as_dict()
-    ci = figures.pop("ci")
-    return Calibration(figures, {name: (low, high) for name, (low, high) in ci.items()})
+    return Calibration(result.scalars(), result.ci if groups is None else intervals(result.rows, groups))
 
 
 def _reliability(result: CalibrationResult) -> Reliability:
@@ -171,7 +236,9 @@ def _reliability(result: CalibrationResult) -> Reliability:
 
     top = Atoms.from_counts(*result.sketch.top_atoms())
     cell = _cells(top.value)
-    pixels, correct = (np.bincount(cell, amount, JOINT_CELLS) for amount in (top.count, top.hits))
+    pixels, correct = np.zeros((2, JOINT_CELLS), np.int64)
+    np.add.at(pixels, cell, top.count)
+    np.add.at(correct, cell, top.hits)
     foreground = result.reliability_foreground
     return Reliability(
         result.sketch.bins,

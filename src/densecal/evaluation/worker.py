@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
+from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
 from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
 from densecal.metrics.entropy import EntropySums
+from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
+from densecal.metrics.overlap import class_overlap, foreground_overlap
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class Settings:
     max_pixels: int = MAX_PIXELS
     entropy: bool = False
     """Also measure the entropy of foreground maps."""
+    class_names: tuple[str, ...] = ()
+    maps: MapOptions = AS_STORED
+    """How the maps are stored."""
 
     @property
     def binary(self) -> bool:
@@ -71,6 +77,10 @@ class Findings:
     few_levels: int = 0
     foreground: int = 0
     """Maps whose mask contains foreground."""
+    masks: int = 0
+    """Masks with at least one valid pixel. Images that show no object on purpose have none."""
+    empty_masks: int = 0
+    full_masks: int = 0
     grey_masks: int = 0
     resized: int = 0
 
@@ -95,7 +105,9 @@ class Part:
     floats: dict[str, Any] | None = None
     """State of the calibration meter of the float maps."""
     is_float: list[bool] = field(default_factory=list)
-    segmentation: dict[str, Any] = field(default_factory=dict)
+    segmentation: ExactSums = field(default_factory=ExactSums)
+    overlaps: list[Array] = field(default_factory=list)
+    """Dice and IoU of every image."""
     entropy: EntropySums = field(default_factory=EntropySums)
 
 
@@ -134,7 +146,8 @@ class _BinaryScorer:
         self.byte_positions: list[int] = []
 
     def score(self, pair: Pair) -> None:
-        read = read_foreground_pair(pair, self.settings.ignore_index, self.settings.max_pixels)
+        settings = self.settings
+        read = read_foreground_pair(pair, settings.ignore_index, settings.max_pixels, settings.maps)
         prediction, mask, void, middle = read.prediction, read.mask.foreground, read.mask.void, read.mask.middle
         self.part.findings.resized += read.resized
         self.part.findings.grey_masks += read.mask.grey
@@ -146,6 +159,10 @@ class _BinaryScorer:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
             middle = None if middle is None else middle[~void]
+        if pair.mask is not None and mask.size:
+            self.part.findings.masks += 1
+            self.part.findings.empty_masks += not mask.any()
+            self.part.findings.full_masks += bool(mask.all())
         # PySODMetrics cuts masks at > 128
         reference = mask if middle is None else mask & ~middle
         if prediction.dtype == np.uint8:
@@ -160,6 +177,8 @@ class _BinaryScorer:
             else:
                 self._score_words(prediction, mask, zones)
         self.part.is_float.append(is_float)
+        half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
+        self.part.overlaps.append(foreground_overlap(prediction > half, reference))
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         """Keep the counts (2, 256) of 8-bit maps; ``finish`` computes all their rows in one call."""
@@ -199,7 +218,7 @@ class _BinaryScorer:
                 self.part.rows[position] = row
             _inspect_levels(self.part.findings, counts)
         self.part.floats = _meter_state(self.meter, fold)
-        self.part.segmentation = self.segmentation.state_dict()
+        self.part.segmentation = self.segmentation.exact_sums()
 
 
 class _ClassScorer:
@@ -215,17 +234,22 @@ class _ClassScorer:
     def score(self, pair: Pair) -> None:
         settings = self.settings
         assert settings.classes is not None
-        prediction, labels, resized = read_class_pair(pair, settings.classes, self.void, settings.max_pixels)
+        prediction, labels, resized = read_class_pair(
+            pair, settings.classes, self.void, settings.max_pixels, settings.maps
+        )
         self.meter.update(_tensor(prediction)[None], _tensor(labels)[None])
+        image = ConfusionMeter(settings.classes)
         for rows in row_chunks(labels.shape):
-            self.confusion.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
+            image.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
+        self.confusion.merge(image)
+        self.part.overlaps.append(class_overlap(image))
         self.part.is_float.append(True)
         self.part.findings.resized += resized
         self.part.findings.maps += 1
 
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)
-        self.part.segmentation = self.confusion.state_dict()
+        self.part.segmentation = self.confusion.exact_sums()
 
 
 def _tensor(array: Array) -> Tensor:
@@ -236,7 +260,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:
-    if meter is None or not meter.sketch.rows:
+    if meter is None or not len(meter.sketch.rows):
         return None
     if fold:
         meter.sketch.bin_pixels()

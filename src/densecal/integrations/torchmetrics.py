@@ -130,10 +130,11 @@ class CalibrationMetric(Metric):
 def _empty_state(bins: int, num_classes: int, multilabel: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return zeros shaped like a meter's tables, and empty growing tables; a meter of one pixel shows the shapes."""
     meter = CalibrationMeter(bins, num_classes, multilabel)
-    pixel = torch.zeros(1) if num_classes == 1 else torch.zeros(1, num_classes)
+    pixel = torch.ones(1) if num_classes == 1 else torch.full((1, num_classes), 1 / num_classes)
     meter.update(pixel, torch.zeros_like(pixel if multilabel else torch.zeros(1), dtype=torch.int64))
     rows = {name: _transpose(name, table)[:0] for name, table in meter.state_dict().items() if name in GROWING}
     meter.sketch.bin_pixels()
+    meter.sketch.carry()
     state = meter.state_dict()
     tables = {name: torch.zeros_like(state[name]) for name in state.keys() - {*GROWING, "raw_pixels"}}
     return dict(sorted(tables.items())), rows

@@ -2,3 +2,5 @@
 
 MAX_PIXELS = 1 << 26
 """Files with more pixels are refused before they are decoded: 67 megapixels, 8,192 x 8,192."""
+SUM_TOLERANCE = 0.02
+"""How far the probabilities of the classes of a pixel may be from a sum of 1."""

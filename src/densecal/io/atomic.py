@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from densecal.errors import InputError
 from densecal.io.regular import kind_of
 from densecal.io.urls import is_remote, write_bytes
+from densecal.names import storable
 
 SIGNIFICANT_DIGITS = 10
 STDOUT = Path("-")
@@ -74,8 +75,9 @@ def _write_special(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, atomically."""
-    write_atomically(path, lambda stream: stream.write(text.encode("utf-8")))
+    r"""Write text as UTF-8, atomically. Bytes of names that are not UTF-8 are written as `\xNN`."""
+    content = storable(text).encode("utf-8")
+    write_atomically(path, lambda stream: stream.write(content))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,14 +86,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def round_floats(value: Any) -> Any:
-    """Return a copy for JSON: floats with ten significant digits, NaN and infinity as ``None``."""
+    """Return a copy for JSON: floats with ten significant digits, NaN and infinity as ``None``, storable text."""
     if isinstance(value, dict):
-        return {str(key): round_floats(item) for key, item in value.items()}
+        return {storable(str(key)): round_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [round_floats(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
-    return value
+    return storable(value) if isinstance(value, str) else value
 
 
 def _umask() -> int:

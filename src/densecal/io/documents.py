@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from densecal.io.regular import check_regular
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 17
 """Larger files are refused unread. The longest recipe takes 2 KB, and YAML is parsed at some 100 KB per second."""
+MAX_JSON_VALUES = 1 << 23
+"""Values of a JSON file. An empty list takes three bytes of text and 64 of memory."""
 MAX_VALUES = 50_000
 """Values of a YAML file with its references followed. A few lines of references can make billions."""
 
@@ -74,8 +77,10 @@ def parse_json(text: str, where: str | Path, expected: str) -> Any:
     """Parse JSON.
 
     Raises:
-        InputError: It is not JSON, or nested too deeply.
+        InputError: It is not JSON, nested too deeply, or has too many values.
     """
+    if text.count(",") + text.count("[") + text.count("{") > MAX_JSON_VALUES:
+        raise InputError(where, f"more than {MAX_JSON_VALUES:,} values", expected)
     try:
         return json.loads(text)
     except RecursionError:
@@ -102,27 +107,46 @@ def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
     import yaml
 
     try:
-        value = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # before values are made of the nodes, because a merge (<<) copies what it refers to
+        for _ in _walk(node, _node_children, where, expected):
+            pass
+        value = loader.construct_document(node)
     except RecursionError:
         raise InputError(where, "YAML nested too deeply", expected) from None
+    except InputError:
+        raise
     # besides its own errors, yaml passes on those of int(), float() and date(), and of malformed tags
     except (yaml.YAMLError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise InputError(where, f"not YAML ({' '.join(str(error).split())})", expected) from None
-    _check_extent(value, where, expected)
+    for item in _walk(value, _value_children, where, expected):
+        if isinstance(item, int) and item.bit_length() > 64:
+            raise InputError(where, f"a number of {item.bit_length():,} bits", expected)
     return value
 
 
-def _check_extent(value: Any, where: str | Path, expected: str) -> None:
-    """Refuse a value that is too large once its references, which may contain or multiply it, are followed."""
-    waiting, count = [value], 0
+def _walk(root: Any, children: Callable[[Any], list[Any]], where: str | Path, expected: str) -> Iterator[Any]:
+    """Yield everything inside, references followed, which may contain or multiply it; refuse too much of it."""
+    waiting, count = [root], 0
     while waiting:
         current = waiting.pop()
         count += 1
+        waiting += children(current)
         if count + len(waiting) > MAX_VALUES:
             raise InputError(where, f"more than {MAX_VALUES:,} values", expected)
-        if isinstance(current, dict):
-            waiting += [*current.keys(), *current.values()]
-        elif isinstance(current, list | tuple | set):
-            waiting += current
-        elif isinstance(current, int) and current.bit_length() > 64:
-            raise InputError(where, f"a number of {current.bit_length():,} bits", expected)
+        yield current
+
+
+def _node_children(node: Any) -> list[Any]:
+    if not isinstance(node.value, list):
+        return []
+    return [child for entry in node.value for child in (entry if isinstance(entry, tuple) else (entry,))]
+
+
+def _value_children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list | tuple | set) else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from densecal.errors import InputError
 from densecal.io import urls
+from densecal.io.arrays import ARRAY_SUFFIXES
 from densecal.io.images import IMAGE_SUFFIXES
 
 
@@ -16,18 +17,23 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
-def image_files(folder: Path) -> Iterator[Path]:
-    """Yield the image files of a folder.
+def is_mask_name(name: str) -> bool:
+    """Return whether a name has the suffix of a mask, which may also be an array."""
+    return name.lower().endswith(IMAGE_SUFFIXES + ARRAY_SUFFIXES) and not name.startswith(".")
+
+
+def image_files(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> Iterator[Path]:
+    """Yield the image files of a folder, or its files with other wanted names.
 
     Raises:
         InputError: The folder cannot be read.
     """
     try:
         if urls.is_remote(folder):
-            yield from (path for path, is_dir in urls.entries(folder) if is_image_name(path.name) and not is_dir)
+            yield from (path for path, is_dir in urls.entries(folder) if is_wanted(path.name) and not is_dir)
             return
         with os.scandir(folder) as entries:
-            yield from (folder / entry.name for entry in entries if is_image_name(entry.name) and entry.is_file())
+            yield from (folder / entry.name for entry in entries if is_wanted(entry.name) and entry.is_file())
     except OSError as error:
         raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
 

@@ -11,10 +11,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngInfo
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.atomic import write_atomically
+from densecal.io.image_structure import check_orientation, check_pixels, check_structure
 from densecal.io.regular import check_regular
 from densecal.io.urls import is_remote, open_bytes
 
@@ -22,7 +24,12 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """The formats that Pillow may detect, whatever the suffix. For some others it would start external programs."""
+_MAX_FILE_BYTES = 1 << 30
+"""Larger files are refused unread, because some formats are read as a whole: the largest TIFF allowed takes half."""
 _CHUNK_PIXELS = 1 << 20
+_BITS = "densecal bits"
+_TRANSPARENT = 127
+"""Pixels up to this level of alpha are seen through."""
 _COLOUR_TOLERANCE = 12
 """Lossy formats store grey as colour; their channels may differ by this much."""
 
@@ -40,7 +47,9 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
     Returns:
         uint8 array (H, W, 3).
     """
-    with open_image(source, name, max_pixels) as image:
+    with open_image(source, name, max_pixels, "one grey or RGB picture") as image:
+        if alpha_levels(image) is not None:
+            raise InputError(name, "transparent pixels", "an opaque image: what lies below transparency is arbitrary")
         if image.mode == "F":
             raise InputError(name, "a float image", "an image of 8 or 16 bits")
         if image.mode.startswith("I"):  # Pillow would clip 16 bits to 8 instead of scaling them
@@ -49,38 +58,41 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
         return _pixels(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def write_png(path: Path, pixels: Array) -> None:
-    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG, atomically."""
-    write_atomically(path, lambda stream: save_png(stream, pixels))
+def write_png(path: Path, pixels: Array, software: str) -> None:
+    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG, atomically; it says which software wrote it."""
+    write_atomically(path, lambda stream: save_png(stream, pixels, software))
 
 
-def save_png(target: Path | BinaryIO, pixels: Array) -> None:
-    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG."""
-    Image.fromarray(pixels).save(target, "png", compress_level=1)
+def save_png(target: Path | BinaryIO, pixels: Array, software: str) -> None:
+    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG, with the name of the software."""
+    text = PngInfo()
+    text.add_text("Software", software)
+    Image.fromarray(pixels).save(target, "png", compress_level=1, pnginfo=text)
 
 
 @contextlib.contextmanager
-def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[Image.Image]:
-    """Open and decode an image; every failure becomes an InputError."""
+def open_image(source: Path | BinaryIO, name: str, max_pixels: int, bands: str = "one band") -> Iterator[Image.Image]:
+    """Open and decode an image; every failure becomes an InputError, and so does what would be left unread.
+
+    Args:
+        source: Path or open file.
+        name: What errors call the file.
+        max_pixels: Refuse larger images.
+        bands: What errors say about a file with more bands or pages than are read.
+    """
     # threads share Pillow's own limit, so it is only ever raised
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     try:
         if isinstance(source, Path):
-            if is_remote(source):
-                with open_bytes(source) as file:
-                    source = io.BytesIO(file.read())
-            else:
-                check_regular(source)
+            source = bounded_source(source, name, max(_MAX_FILE_BYTES, 16 * max_pixels))
         with Image.open(source, formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > max_pixels:
-                raise InputError(
-                    name,
-                    f"{width} x {height} pixels",
-                    f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)",
-                )
+            check_pixels(image, name, max_pixels)
+            check_structure(image, name, bands)
+            bits = _bits(image)
             image.load()
+            check_orientation(image, name)
+            image.info[_BITS] = bits  # afterwards, because a text chunk of the same name may follow the pixels
             yield image
     except InputError:
         raise
@@ -90,9 +102,32 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int) -> Iterator[
         pixels = first_line(error).split(",")[0]  # the message goes on about decompression bombs
         raise InputError(name, pixels, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
     except UnidentifiedImageError:
+        if _is_tiff(source):
+            raise InputError(name, "a TIFF file of several bands or unusual numbers", bands) from None
         raise InputError(name, "not an image, whatever its name", f"the format of {' '.join(IMAGE_SUFFIXES)}") from None
     except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
         raise InputError(name, f"unreadable ({first_line(error)})", "a complete image file") from None
+
+
+def _is_tiff(source: Path | BinaryIO) -> bool:
+    with source.open("rb") if isinstance(source, Path) else contextlib.nullcontext(source) as file:
+        file.seek(0)
+        return file.read(4) in (b"II*\0", b"MM\0*")
+
+
+def bounded_source(path: Path, name: str, limit: int) -> Path | BinaryIO:
+    """Return what Pillow can open: the path of a regular file, or the content of a remote one."""
+    source: Path | BinaryIO = path
+    if is_remote(path):
+        with open_bytes(path) as file:
+            content = file.read(limit + 1)
+        source, size = io.BytesIO(content), len(content)
+    else:
+        check_regular(path)
+        size = path.stat().st_size
+    if size > limit:
+        raise InputError(name, f"more than {limit:,} bytes", "the size of an image file")
+    return source
 
 
 def _pixels(image: Image.Image) -> NDArray[np.uint8]:
@@ -102,6 +137,31 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     for top in range(0, image.height, rows):
         pixels[top : top + rows] = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
     return pixels
+
+
+def _bits(image: Image.Image) -> int:
+    """Return the bits per pixel of a grey image that is not loaded yet; 8 for all others."""
+    tiles = getattr(image, "tile", ())
+    arguments = tiles[0].args if tiles else ""
+    raw_mode = str(arguments if isinstance(arguments, str) else next(iter(arguments or ()), ""))
+    return {"L;2": 2, "L;4": 4}.get(raw_mode[:3], 8)
+
+
+def stored_levels(image: Image.Image) -> NDArray[np.uint8]:
+    """Return the levels of an 8-bit grey image as stored. Pillow stretches 2 and 4 bits to the range of 8."""
+    bits: int = image.info[_BITS]
+    levels = np.asarray(image)
+    return levels if bits == 8 else levels // np.uint8(255 // (2**bits - 1))
+
+
+def alpha_levels(image: Image.Image) -> NDArray[np.uint8] | None:
+    """Return the alpha channel, or ``None`` for an image without one, or opaque all over."""
+    if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa", "P"):
+        return None
+    if image.mode == "P" and "transparency" not in image.info:
+        return None
+    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+    return None if alpha.min(initial=255) > _TRANSPARENT else alpha
 
 
 def grey_levels(image: Image.Image, name: str, expected: str) -> Array:

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.arrays import ARRAY_SUFFIXES, read_array
+from densecal.io.arrays import ARRAY_SUFFIXES
 from densecal.io.atomic import write_atomically
-from densecal.io.images import IMAGE_SUFFIXES, grey_levels, open_image, write_png
-from densecal.io.row_chunks import row_chunks
+from densecal.io.images import IMAGE_SUFFIXES, alpha_levels, grey_levels, open_image, write_png
+from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.map_values import check_values, to_probabilities
+from densecal.io.outputs import NPY_HEADERS, software
+from densecal.io.readers.protocol import LazyArray
+from densecal.io.readers.registry import find_reader, other_suffixes
 
-MAP_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
 FORMATS = ("png16", "png8", "npy")
 
-_SLACK = 1e-6
-"""How far float maps may lie outside [0, 1]: float32 interpolation leaves 1.0000001."""
 _CHUNK_VALUES = 1 << 20
 """So few float64 numbers that ten copies of them take little memory."""
 _DTYPES: dict[str, np.dtype[Any]] = {"png16": np.dtype(np.uint16), "png8": np.dtype(np.uint8), "npy": np.dtype("<f4")}
@@ -30,60 +31,79 @@ Planes = Callable[[NDArray[np.float64]], Mapping[str, Array]]
 """From probabilities (classes, rows, W) to additional maps (rows, W), by the name of their folder."""
 
 
-def read_map(path: Path, classes: int | None = None, max_pixels: int = MAX_PIXELS) -> Array:
+def map_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of maps, those of other packages' readers included."""
+    return IMAGE_SUFFIXES + ARRAY_SUFFIXES + other_suffixes()
+
+
+def read_map(
+    path: Path, classes: int | None = None, max_pixels: int = MAX_PIXELS, options: MapOptions = AS_STORED
+) -> Array:
     """Read a prediction map.
 
     Args:
         path: An image (8- or 16-bit grey, float TIFF) or a ``.npy``/``.npz`` array.
         classes: Expected number of classes; ``None`` or 1 for a foreground probability.
         max_pixels: Refuse larger maps.
+        options: How the map is stored.
 
     Returns:
         (H, W) uint8 or uint16 levels, or floats in [0, 1]; (K, H, W) floats for K classes.
     """
+    values = read_values(path, classes, max_pixels, options)
+    return to_probabilities(values) if options.logits else values
+
+
+def read_values(path: Path, classes: int | None, max_pixels: int, options: MapOptions) -> Array:
+    """Read a prediction map as `read_map` does, but return logits as they are, in float64."""
     name = str(path)
-    if path.suffix.lower() in ARRAY_SUFFIXES:
-        array = read_array(path, name, max_pixels * max(classes or 1, 1))
+    if (reader := find_reader(path)) is not None:
+        with reader(path, options.key, max_pixels * max(classes or 1, 1)) as stored:
+            array = _read_stored(stored, name, classes, options)
     else:
-        with open_image(path, name, max_pixels) as image:
+        with open_image(path, name, max_pixels, "one grey picture, one probability per pixel") as image:
+            if alpha_levels(image) is not None:
+                raise InputError(name, "transparent pixels", "a grey map without transparency")
             array = grey_levels(image, name, "a grey map")
-    return _check_map(array, name, classes)
-
-
-def _check_map(array: Array, name: str, classes: int | None) -> Array:
-    if array.ndim == 3 and array.shape[0] == 1:
-        array = array[0]
-    binary = classes in (None, 1)
-    if array.ndim != (2 if binary else 3) or (array.ndim == 3 and array.shape[0] != classes):
-        wanted = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability per class"
-        if binary and array.ndim == 3 and array.shape[0] == min(array.shape):
-            wanted += f", or --classes {array.shape[0]}"
-        raise InputError(name, f"an array of shape {array.shape}", wanted)
     if array.size == 0:
         raise InputError(name, "no pixels", "at least one pixel")
-    native = array.dtype.newbyteorder("=")
-    if native in (np.uint8, np.uint16) and array.ndim == 2:
-        return array.astype(native, copy=False)
-    if not np.issubdtype(array.dtype, np.floating):
-        raise InputError(name, f"values of type {array.dtype}", "floats in [0, 1], or uint8 or uint16 levels")
-    low, high = float(array.min()), float(array.max())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise InputError(name, "NaN or infinite values", "probabilities in [0, 1]")
-    if low < -_SLACK or high > 1.0 + _SLACK:
-        wanted = "probabilities in [0, 1] (logits need their sigmoid or softmax first)"
-        raise InputError(name, f"values from {low:.9g} to {high:.9g}", wanted)
-    if low < 0.0 or high > 1.0:
-        array = array.clip(0.0, 1.0)
-    if array.ndim == 3:
-        sums = (array[:, rows].sum(axis=0, dtype=np.float64) for rows in row_chunks(array.shape[1:]))
-        worst = max(float(np.abs(chunk - 1.0).max()) for chunk in sums)
-        if worst > 0.02:
-            raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", "softmax probabilities")
-    return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
+    return check_values(array, name, options)
+
+
+def _read_stored(stored: LazyArray, name: str, classes: int | None, options: MapOptions) -> Array:
+    """Check the shape, then read the array and put its classes first."""
+    shape = stored.shape
+    axis = stored.channels
+    if axis is None:
+        axis = 2 if options.channels_last else 0
+    lengths = shape if len(shape) != 3 else (shape[axis], *np.delete(shape, axis).tolist())
+    if len(lengths) == 3 and lengths[0] == 1:
+        lengths = lengths[1:]
+    binary = classes in (None, 1)
+    if len(lengths) != (2 if binary else 3) or (not binary and lengths[0] != classes):
+        what = f"an array of shape {shape}" if stored.channels is None else f"{shape[axis]} bands or pages"
+        raise InputError(name, what, _expected_shape(shape, classes, stored.channels is not None, options))
+    array = stored.read()
+    return (np.moveaxis(array, axis, 0) if array.ndim == 3 else array).reshape(lengths)
+
+
+def _expected_shape(shape: tuple[int, ...], classes: int | None, bands: bool, options: MapOptions) -> str:
+    """Name the shape, and the options that a map of another shape may need."""
+    binary = classes in (None, 1)
+    if bands:
+        return f"one band, or --classes {shape[0]} for one band per class" if binary else f"{classes} bands or pages"
+    expected = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability per class"
+    if len(shape) != 3:
+        return expected
+    if binary and shape[0] == min(shape):
+        return f"{expected}, or --classes {shape[0]}"
+    if not options.channels_last and shape[2] == (min(shape) if binary else classes):
+        return f"{expected}, or --channels-last" + (f" --classes {shape[2]}" if binary and shape[2] > 1 else "")
+    return expected
 
 
 def write_map(
-    stem: Path, chunks: Iterable[Array], size: tuple[int, int], format: str, planes: Planes | None = None
+    stem: Path, chunks: Iterable[Array], size: tuple[int, int], format: str, command: str, planes: Planes | None = None
 ) -> None:
     """Write a map as PNG or .npy, and the maps computed from it into folders beside it.
 
@@ -92,6 +112,7 @@ def write_map(
         chunks: Probabilities (classes, rows, W) from top to bottom.
         size: Height and width of the whole map.
         format: One of ``FORMATS``; PNG is for one class.
+        command: The command that writes it, by which it recognises its files.
         planes: Computes the additional maps.
     """
     extra: dict[str, Array] = {}
@@ -106,19 +127,32 @@ def write_map(
             yield _encode(p, format)
 
     if format == "npy":
-        write_atomically(_with_suffix(stem, ".npy"), lambda stream: _save_chunks(stream, encode_chunks(), size))
+        write_atomically(
+            _with_suffix(stem, ".npy"), lambda stream: _save_chunks(stream, encode_chunks(), size, command)
+        )
     else:
-        write_plane(stem, np.concatenate([chunk[0] for chunk in encode_chunks()]))
+        write_plane(stem, np.concatenate([chunk[0] for chunk in encode_chunks()]), command)
     for name, plane in extra.items():
-        write_plane(stem.parent / name / stem.name, plane)
+        write_plane(stem.parent / name / stem.name, plane, command)
 
 
-def write_plane(stem: Path, values: Array) -> None:
-    """Write a whole map: 8- or 16-bit levels as PNG, floats as .npy. The stem may contain dots."""
+def write_plane(stem: Path, values: Array, command: str) -> None:
+    """Write a whole map for a command: 8- or 16-bit levels as PNG, floats as .npy. The stem may contain dots."""
     if np.issubdtype(values.dtype, np.floating):
-        write_atomically(_with_suffix(stem, ".npy"), lambda stream: np.save(stream, values))
+
+        def write(stream: BinaryIO) -> None:
+            _write_npy_header(stream, values.dtype.str, values.shape, command)
+            stream.write(values.tobytes())
+
+        write_atomically(_with_suffix(stem, ".npy"), write)
     else:
-        write_png(_with_suffix(stem, ".png"), values)
+        write_png(_with_suffix(stem, ".png"), values, software(command))
+
+
+def map_targets(folder: Path, stems: Iterable[str], kinds: Iterable[str]) -> list[tuple[Path, str]]:
+    """Return the files that maps of these stems may get, each with its kind, ``png`` or ``npy``."""
+    kinds = list(kinds)
+    return [(_with_suffix(folder / stem, f".{kind}"), kind) for stem in stems for kind in kinds]
 
 
 def _with_suffix(stem: Path, suffix: str) -> Path:
@@ -139,15 +173,21 @@ def _encode(p: Array, format: str) -> Array:
     return np.asarray(p.astype(kind) if format == "npy" else np.rint(p * np.iinfo(kind).max).astype(kind))
 
 
-def _save_chunks(stream: BinaryIO, chunks: Iterable[Array], size: tuple[int, int]) -> None:
+def _write_npy_header(stream: BinaryIO, dtype: str, shape: tuple[int, ...], command: str) -> None:
+    """Write the header of a .npy file of format 1.0, padded to the length that names the command."""
+    start = b"\x93NUMPY\x01\x00" + (NPY_HEADERS[command] - 10).to_bytes(2, "little")
+    about = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode("ascii")
+    stream.write((start + about).ljust(NPY_HEADERS[command] - 1) + b"\n")
+
+
+def _save_chunks(stream: BinaryIO, chunks: Iterable[Array], size: tuple[int, int], command: str) -> None:
     """Write a .npy file, (H, W) for one class and (classes, H, W) for several, chunk by chunk."""
     height, width = size
     start = top = 0
     for chunk in chunks:
         if not start:
             shape = size if len(chunk) == 1 else (len(chunk), *size)
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call]
+            _write_npy_header(stream, "<f4", shape, command)
             start = stream.tell()
         for channel, rows in enumerate(chunk):
             stream.seek(start + 4 * width * (channel * height + top))

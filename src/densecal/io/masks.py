@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,21 @@ from PIL import Image
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.images import grey_levels, is_coloured, one_bit, open_image
+from densecal.io.arrays import ARRAY_SUFFIXES, read_array
+from densecal.io.images import (
+    IMAGE_SUFFIXES,
+    alpha_levels,
+    grey_levels,
+    is_coloured,
+    one_bit,
+    open_image,
+    stored_levels,
+)
 
 VOID = 255
 """The label of void pixels in masks of K classes unless another is given."""
+
+MASK_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
 
 Levels = NDArray[np.uint8]
 
@@ -68,11 +79,13 @@ def read_foreground(
         ignore_index: The level of void pixels; without it, no pixel is void.
         max_pixels: Refuse larger masks.
     """
-    with open_image(source, name, max_pixels) as image:
+    if _is_array(source):
+        levels = _array_levels(source, name, max_pixels)
+        return foreground_mask(levels, ignore_index)
+    with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
             return ForegroundMask(one_bit(image))
-        levels = _mask_levels(image, name)
-    return foreground_mask(levels, ignore_index)
+        return _opaque_mask(image, name, ignore_index)[1]
 
 
 def read_labels(
@@ -106,6 +119,27 @@ def check_labels(labels: Levels, name: str, classes: int, ignore_index: int | No
         raise InputError(name, f"label {int(unknown.max())}", expected)
 
 
+def one_sided(lowest: int, highest: int, masks: int, classes: int = 1) -> str:
+    """Say that the masks of a set say nothing, because all their pixels are the same.
+
+    Args:
+        lowest: The lowest level or label in all masks, void apart.
+        highest: The highest.
+        masks: How many there are.
+        classes: 1 for foreground masks, whose background is 0, else the number of classes.
+
+    Returns:
+        A warning; empty if the masks hold more than one level.
+    """
+    if lowest != highest:
+        return ""
+    every = "the only mask" if masks == 1 else f"all {masks:,} masks"
+    if classes > 1:
+        return f"every pixel of {every} has label {lowest}: nothing can be learned or measured about the other classes"
+    here, missing = ("foreground", "background") if lowest else ("background", "foreground")
+    return f"every pixel of {every} is {here}: nothing can be learned or measured about {missing}"
+
+
 def read_mask(
     source: Path | BinaryIO, name: str, classes: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
@@ -121,11 +155,32 @@ def read_mask(
         uint8 array (H, W). A foreground mask as stored, 0 to 255 (masks of 0 and 1 are scaled to 0 and 255);
         a label mask as class indices (palette images give the index).
     """
-    with open_image(source, name, max_pixels) as image:
-        if classes is not None and classes > 1:
-            return _label_indices(image, name)
-        levels = _mask_levels(image, name)
-    return levels * np.uint8(255) if levels.max(initial=0) == 1 else levels
+    several = classes is not None and classes > 1
+    if _is_array(source):
+        levels = _array_levels(source, name, max_pixels)
+    else:
+        with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
+            levels = _label_indices(image, name) if several else _opaque_mask(image, name)[0]
+    return levels * np.uint8(255) if levels.max(initial=0) == 1 and not several else levels
+
+
+def _is_array(source: Path | BinaryIO) -> TypeGuard[Path]:
+    return isinstance(source, Path) and source.suffix.lower() in ARRAY_SUFFIXES
+
+
+def _array_levels(path: Path, name: str, max_pixels: int) -> Levels:
+    """Return the levels or labels of a `.npy` or `.npz` mask: booleans, or whole numbers from 0 to 255."""
+    array = read_array(path, name, max_pixels)
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2:
+        raise InputError(name, f"a mask of shape {array.shape}", "(height, width)")
+    levels = array.astype(np.uint8)
+    with np.errstate(invalid="ignore"):
+        differs = levels != array
+    if differs.any():
+        raise InputError(name, f"the value {array[differs][0]:g} in a mask", "whole numbers from 0 to 255, or booleans")
+    return levels
 
 
 def _middle(levels: Levels) -> NDArray[np.bool_] | None:
@@ -133,8 +188,28 @@ def _middle(levels: Levels) -> NDArray[np.bool_] | None:
     return middle if middle.any() else None
 
 
+def _opaque_mask(image: Image.Image, name: str, ignore_index: int | None = None) -> tuple[Levels, ForegroundMask]:
+    """Return the levels of a foreground mask and what they mean.
+
+    Raises:
+        InputError: Transparency says something else, so that the mask may be in the alpha channel.
+    """
+    levels = _mask_levels(image, name)
+    mask = foreground_mask(levels, ignore_index)
+    alpha = alpha_levels(image)
+    if alpha is not None and not np.array_equal(alpha > 127, mask.foreground):
+        found = (
+            f"an alpha channel ({alpha.min()} to {alpha.max()}) that differs from the grey levels ({levels.min()} to "
+            f"{levels.max()}), so the mask may be in either"
+        )
+        raise InputError(name, found, "a grey mask without transparency")
+    return levels, mask
+
+
 def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
-    """Return the levels of a foreground mask as stored; 16-bit masks that use their high byte are reduced to it.
+    """Return the levels of a foreground mask; 16-bit masks that use their high byte are reduced to it.
+
+    Masks of 2 and 4 bits hold 0 and 1, which are returned as they are, or levels, which Pillow stretches to 255.
 
     The colours of a palette that is not grey mean nothing, but its indices may be those of foreground and background.
     """
@@ -148,6 +223,8 @@ def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
         if not (used <= {0, 1} or used <= {0, 255}):
             raise InputError(name, f"a colour palette with indices up to {max(used)}", expected)
         return indices
+    if image.mode == "L" and (stored := stored_levels(image)).max(initial=0) == 1:
+        return stored
     levels = grey_levels(image, name, expected)
     if levels.dtype == np.uint16:
         return (levels >> 8 if levels.max(initial=0) > 255 else levels).astype(np.uint8)
@@ -157,10 +234,14 @@ def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
 
 
 def _label_indices(image: Image.Image, name: str) -> NDArray[np.uint8]:
-    if image.mode in ("L", "P"):
+    if image.mode == "P":
         return np.asarray(image)
+    if image.mode == "L":
+        return stored_levels(image)
     if image.mode == "1":
         return one_bit(image).view(np.uint8)
+    if alpha_levels(image) is not None:
+        raise InputError(name, "transparent pixels", "a label mask without transparency: one index per pixel")
     labels = grey_levels(image, name, "a label mask: grey or palette, one index per pixel")
     if labels.max(initial=0) > 255:
         raise InputError(name, f"label {int(labels.max())}", "labels from 0 to 255")

@@ -28,7 +28,8 @@ class Adaptive(Method, ABC):
     Args:
         eta: Step size.
         lam: Weight lambda of the regulariser; by default the preset's.
-        preset: `paper` (lambda 2000, with which hard inversion oscillates) or `stable` (lambda 500).
+        preset: `stable` (lambda 500) or `paper` (lambda 2000, with which hard inversion and smoothing oscillate); by
+            default `stable`, but `paper` for `aslp-mei`, whose rule does not oscillate.
         schedule: `warmup` (the authors' code: 5 epochs of plain cross entropy, then the running accuracy) or
             `two-stage` (the paper: plain cross entropy to the end, here 30 epochs, whose accuracy is frozen).
         warmup: Epochs before values move; replaces the schedule's number.
@@ -38,6 +39,7 @@ class Adaptive(Method, ABC):
     """
 
     VALUE = "alpha"
+    PRESET = "stable"
     b: float
     multiplier: float | None = None
     values: Tensor
@@ -51,13 +53,14 @@ class Adaptive(Method, ABC):
         *,
         eta: float = 0.002,
         lam: float | None = None,
-        preset: str = "paper",
+        preset: str | None = None,
         schedule: str = "warmup",
         warmup: int | None = None,
         accuracy: str | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        preset = self.PRESET if preset is None else preset
         check_choice("preset", preset, PRESETS)
         check_choice("schedule", schedule, SCHEDULES)
         epochs, mode = SCHEDULES[schedule]
@@ -73,6 +76,7 @@ class Adaptive(Method, ABC):
                 raise ValueError(f"{option}: found {number}; expected 0 or more")
         # One more slot than images: padding samples read and write it, and it stays 0.
         self.register_buffer("values", torch.zeros(self.num_samples + 1))
+        self.register_perturbed()
         # NaN means that the accuracy is not known yet.
         for name in ("last_accuracy", "best_accuracy", "frozen_accuracy"):
             self.register_buffer(name, torch.tensor(math.nan))
@@ -85,7 +89,7 @@ class Adaptive(Method, ABC):
 
     def values_of(self, index: Tensor) -> Tensor:
         """Return the values of the images of a batch, 0 for padding."""
-        return self.values[self._slot(index)]
+        return self._values_at(self._slot(index))
 
     @torch.no_grad()
     def after_step(self, logits: Tensor, masks: Tensor, index: Tensor) -> None:
@@ -95,10 +99,10 @@ class Adaptive(Method, ABC):
         """
         gap = (image_gap if self.num_classes == 1 else class_gap)(logits, masks, self.ignore_index)
         slot, gap = gather_processes(self._slot(index), gap)
+        old = self._values_at(slot)
         self._count(slot, gap)
         if self.epoch < self.warmup:
             return
-        old = self.values[slot]
         new = self.move(old, gap)
         may_move = (slot < self.num_samples) & gap.isfinite()
         self.values[slot] = torch.where(may_move, new, old)
@@ -141,12 +145,23 @@ class Adaptive(Method, ABC):
         statistics["accuracy"] = self.target_accuracy().item()
         if self.multiplier is not None:
             statistics["multiplier"] = self.multiplier
+        statistics["perturbed"] = self.perturbed.item()
         return statistics
 
     def _slot(self, index: Tensor) -> Tensor:
         index = on_device(index, self.values.device)
         # An index one past the last image must raise an error, not hit the slot of padding.
         return torch.where(index < 0, self.num_samples, index + (index >= self.num_samples))
+
+    def _values_at(self, slot: Tensor) -> Tensor:
+        # Checking first would make the host wait for a device, whose own error is less clear.
+        try:
+            return self.values[slot]
+        except IndexError:
+            expected = (
+                f"0 to {self.num_samples - 1} (num_samples is {self.num_samples}), or a negative number for padding"
+            )
+            raise IndexError(f"index: found {int(slot.max()) - 1}; expected {expected}") from None
 
     def _frozen_or(self, running: Tensor) -> Tensor:
         return torch.where(self.frozen_accuracy.isnan(), running, self.frozen_accuracy)

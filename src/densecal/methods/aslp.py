@@ -123,8 +123,8 @@ class _Stochastic(Adaptive):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of image i with probability alpha_i."""
         super().prepare(images, masks, index)
-        index = on_device(index, self.values.device)
         alpha = self.values_of(index)
+        index = on_device(index, self.values.device)
         return images, sample_targets(self, masks, index, alpha, self.technique, self.noise_bound, self.band)
 
 
@@ -142,6 +142,8 @@ class ASLPMEI(_Stochastic):
             rule stays the same; its expected confidence is then that of a pixel in the band.
         **common: See `Adaptive` and `Method`.
     """
+
+    PRESET = "paper"
 
     def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the MEI rule."""
@@ -201,7 +203,9 @@ class ALS(Adaptive):
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Smooth the labels of image i with strength beta_i."""
         super().prepare(images, masks, index)
-        return images, self.perturb_labels(masks, self.values_of(index))
+        beta = self.values_of(index)
+        self.count_perturbed(beta > 0)
+        return images, self.perturb_labels(masks, beta)
 
     def move(self, values: Tensor, gap: Tensor) -> Tensor:
         """Apply the ALS rule."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from densecal import rng
@@ -36,6 +37,8 @@ class Method(nn.Module):
         ignore_index: Value of void pixels in a mask, which count in no loss and no statistic.
         seed: Seed of every draw; a draw is a function of (seed, epoch, index).
     """
+
+    perturbed: Tensor
 
     def __init__(self, *, num_samples: int, num_classes: int = 1, ignore_index: int = 255, seed: int = 0) -> None:
         super().__init__()
@@ -106,6 +109,23 @@ class Method(nn.Module):
     def uniform(self, index: Tensor, stream: int, count: int = 1) -> Tensor:
         """Draw `count` uniforms per sample (B, count) for this epoch; `stream` keeps uses independent."""
         return rng.uniform(self.seed, self.epoch, index, stream, count)
+
+    def register_perturbed(self) -> None:
+        """Keep a count of the images whose labels were perturbed, over the whole training."""
+        self.register_buffer("perturbed", torch.zeros((), dtype=torch.int64))
+
+    def count_perturbed(self, chosen: Tensor) -> None:
+        """Count the images whose labels are perturbed, booleans (B,), in the batches of all processes."""
+        count = chosen.sum()
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(count)
+        self.perturbed += count.to(self.perturbed.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Load the state of a run that was started before perturbed labels were counted, too."""
+        if "perturbed" in self._buffers:
+            state_dict.setdefault(f"{prefix}perturbed", torch.zeros((), dtype=torch.int64))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def perturb_labels(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
         """Return targets with the labels of image (or pixel) i perturbed by strength i, void pixels kept.

@@ -31,6 +31,7 @@ def sample_targets(
     Padding samples, whose index is negative, keep their labels.
     """
     Z = (method.uniform(index, Stream.LABEL)[:, 0] < alpha) & (index >= 0)
+    method.count_perturbed(Z)
     if band is not None:
         Z = Z.view(-1, *[1] * (masks.ndim - 1)) & boundary_band(masks, band, method.num_classes, method.ignore_index)
     noise = None
@@ -77,6 +78,11 @@ class SLP(Method):
         self.band = band
         self.probability = PAPER_ALPHA[technique] if alpha is None else alpha
         check_alpha(self.probability, technique_strength(technique, self.num_classes))
+        self.register_perturbed()
+
+    def statistics(self) -> dict[str, float]:
+        """Return how many images were perturbed so far."""
+        return {"perturbed": self.perturbed.item()}
 
     def prepare(self, images: Tensor, masks: Tensor, index: Tensor) -> tuple[Tensor, Tensor | SmoothedLabels]:
         """Perturb the labels of a few random images."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -12,24 +13,27 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from densecal.metrics.bootstrap import figures, intervals, with_image_ece
-from densecal.metrics.curves import Atoms, ReliabilityCurve, aurc, equal_mass, error_auroc, sweep
-from densecal.metrics.levels import (
-    BOUNDARY_DISTANCES,
-    MAX_LEVEL,
-    ROW_SCALARS,
-    ZONES,
-    boundary_zones,
-    level_rows,
+from densecal.metrics.binned import (
+    adaptive_calibration_error,
+    band_ece,
+    classwise_curves,
+    equal_width_curve,
+    foreground_curve,
 )
+from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
+from densecal.metrics.curves import Atoms, ReliabilityCurve, aurc, equal_mass, error_auroc, sweep
+from densecal.metrics.inputs import binary_labels, integer_labels
+from densecal.metrics.levels import BOUNDARY_DISTANCES, ROW_SCALARS, ZONES, boundary_zones, level_rows
+from densecal.metrics.locking import Shareable, locked
 from densecal.metrics.segmentation import count_levels
-from densecal.metrics.sketch import Sketch, binary_labels, integer_labels
-
-NAN = float("nan")
+from densecal.metrics.sketch import Sketch
 
 
-class CalibrationMeter:
+class CalibrationMeter(Shareable):
     """Measure calibration over any number of batches; memory does not grow with the number of pixels.
+
+    Threads may share a meter. An update that raises an error counts nothing. Figures are exact up to 10^18 pixels, and
+    more are refused.
 
     Args:
         bins: Equal-width bins; also the number of equal-mass bins.
@@ -54,6 +58,7 @@ class CalibrationMeter:
         ignore_index: int | None = None,
         boundary: bool = True,
     ) -> None:
+        super().__init__()
         self.sketch = Sketch(bins, num_classes, multilabel, boundary)
         self.ignore_index = 255 if ignore_index is None and self.sketch.softmax else ignore_index
 
@@ -72,6 +77,10 @@ class CalibrationMeter:
             masks: Binary: the same shape (with or without the channel), 0 and 1. Softmax: (B, H, W), (H, W) or
                 (N,) class indices. Multi-label: as the probabilities.
             logits: Instead of ``probabilities``; their sigmoid or softmax is computed in float64.
+
+        Raises:
+            ValueError: Shapes, labels or values that do not fit. Class probabilities must sum to 1 within 0.02. Where
+                the values are on a CUDA device, ``compute`` raises the error about bad labels or values.
         """
         if masks is None or (probabilities is None) == (logits is None):
             raise TypeError("update needs masks and one of probabilities or logits")
@@ -79,18 +88,25 @@ class CalibrationMeter:
         assert scores is not None
         values, labels, shape = self._align(_to_tensor(scores).detach(), _to_tensor(masks))
         valid = None if self.ignore_index is None else self._valid(labels, self.ignore_index)
-        self._check_labels(labels, valid)
+        wrong = self._wrong_labels(labels, valid)
         if not values.is_floating_point():
             if logits is not None:
                 raise TypeError(f"logits of type {values.dtype}; expected floats")
             self._update_levels(values, labels, valid, shape)
-            return
-        zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
-        self.sketch.update(values, labels, valid, zones, logits is not None)
+        else:
+            zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
+            with self._lock:
+                self.sketch.update(values, labels, valid, zones, logits is not None)
+        if wrong is not None:
+            with self._lock:
+                self.sketch.add_invalid(wrong)
 
     def merge(self, other: CalibrationMeter) -> None:
         """Add what another meter has counted; the other stays as it is."""
-        self.sketch.merge(other.sketch)
+        with other._lock:  # never both locks at once: two threads could wait for each other
+            counted = other.sketch.copy()
+        with self._lock:
+            self.sketch.merge(counted)
 
     def all_reduce(self) -> None:
         """Merge the meters of all ``torch.distributed`` processes, so that all of them hold the same counts."""
@@ -98,25 +114,30 @@ class CalibrationMeter:
             return
         states: list[dict[str, Any] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(states, self.state_dict())
-        self.reset()
+        total, part = self._empty(), self._empty()
         for state in states:
             assert state is not None
-            part = self._empty()
             part.load_state_dict(state)
-            self.merge(part)
+            total.merge(part)
+        with self._lock:
+            self.sketch = total.sketch
 
+    @locked
     def reset(self) -> None:
         """Forget everything."""
         self.sketch = self._empty().sketch
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Return the state as CPU tensors and plain numbers."""
         return self.sketch.state_dict()
 
+    @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state returned by ``state_dict``."""
         self.sketch.load_state_dict(state)
 
+    @locked
     def compute(self) -> CalibrationResult:
         """Compute every figure of the pixels counted so far."""
         return CalibrationResult.from_sketch(self.sketch)
@@ -170,17 +191,19 @@ class CalibrationMeter:
         valid = labels.ne(ignore_index)
         return valid if self.sketch.softmax else valid.all(dim=1)
 
-    def _check_labels(self, labels: Tensor, valid: Tensor | None) -> None:
+    def _wrong_labels(self, labels: Tensor, valid: Tensor | None) -> Tensor | None:
+        """Raise ValueError for labels that are not a class, or return where they are if the host would have to wait."""
         top = (self.sketch.num_classes if self.sketch.softmax else 2) - 1
         if valid is not None:
             labels = labels * (valid if self.sketch.softmax else valid[:, None])
         if labels.device.type != "cpu":  # reading values here would stall the device: `compute` raises instead
-            self.sketch.add_invalid((labels < 0) | (labels > top))
-        elif int(labels.min()) < 0 or int(labels.max()) > top:
+            return (labels < 0) | (labels > top)
+        if int(labels.min()) < 0 or int(labels.max()) > top:
             raise ValueError(
                 f"masks hold values from {int(labels.min())} to {int(labels.max())}; expected 0 to {top}"
                 + ("" if self.ignore_index is None else f" or {self.ignore_index} for void")
             )
+        return None
 
     def _zones(self, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> Tensor | None:
         """Return the boundary zones (B, P), or None for flat inputs and multi-label maps, which have no boundary."""
@@ -200,13 +223,19 @@ class CalibrationMeter:
         masks = labels[:, 0].reshape(len(labels), *shape).cpu().numpy() == 1
         bands = self.sketch.boundary and len(shape) == 2
         valid_maps = [None] * len(maps) if valid is None else valid.reshape(len(maps), *shape).cpu().numpy()
+        total: NDArray[np.int64] | None = None
+        rows = []
         for level_map, mask, keep in zip(maps, masks, valid_maps, strict=True):
             zones = boundary_zones(mask, keep) if bands else None
             if keep is not None:
                 level_map, mask, zones = level_map[keep], mask[keep], None if zones is None else zones[keep]
             counts = count_levels(level_map, mask, zones, 1 if zones is None else ZONES)
-            self.sketch.add_levels(counts)
-            self.sketch.add_rows(level_rows(counts.sum(axis=0)[None], self.sketch.bins))
+            total = counts if total is None else total + counts
+            rows.append(level_rows(counts.sum(axis=0)[None], self.sketch.bins))
+        assert total is not None  # images without pixels were refused
+        with self._lock:
+            self.sketch.add_levels(total)
+            self.sketch.add_rows(np.concatenate(rows))
 
 
 @dataclass(frozen=True)
@@ -287,18 +316,19 @@ class CalibrationResult:
         invalid = int(sketch.tables["invalid"])
         if invalid:
             raise ValueError(
-                f"{invalid} pixels with probabilities outside [0, 1] or NaN, or with labels that are not a class"
+                f"{invalid} pixels with probabilities outside [0, 1] or NaN, that do not sum to 1, or with labels that "
+                "are not a class"
             )
         image_rows = sketch.image_rows()
         rows = with_image_ece(image_rows)
         if len(rows) == 0:
             raise ValueError("nothing to measure: no valid pixel has been counted")
-        pooled = {name: float(value) for name, value in figures(rows.sum(axis=0)).items()}
+        pooled = {name: float(value) for name, value in figures(column_sums(rows)).items()}
         top = Atoms.from_counts(*sketch.top_atoms())
         width, mass, swept = equal_width_curve(sketch), equal_mass(top, sketch.bins), sweep(top)
         classwise = classwise_curves(sketch)
-        foreground = _foreground_curve(sketch, classwise)
-        bands = [_band_ece(sketch, band) for band in range(len(BOUNDARY_DISTANCES))]
+        foreground = foreground_curve(sketch, classwise)
+        bands = [band_ece(sketch, band) for band in range(len(BOUNDARY_DISTANCES))]
         return cls(
             ece_ew=width.ece,
             oe_ew=width.oe,
@@ -320,9 +350,9 @@ class CalibrationResult:
             ece_image_mean=pooled["ece_image_mean"],
             ece_boundary_5=bands[0],
             ece_boundary_15=bands[1],
-            ece_foreground=NAN if foreground is None else foreground.ece,
+            ece_foreground=math.nan if foreground is None else foreground.ece,
             sce=float(np.mean([curve.ece for curve in classwise])),
-            ace=_adaptive_calibration_error(sketch),
+            ace=adaptive_calibration_error(sketch),
             auroc_error=error_auroc(top),
             aurc=aurc(top),
             images=len(rows),
@@ -336,13 +366,16 @@ class CalibrationResult:
 
     @cached_property
     def ci(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals by name, from resampled images."""
+        """95 % intervals by name, from resampled images; NaN where there is only one image."""
         return intervals(self.rows)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the figures by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("scalar", True)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, and their intervals under ``ci``."""
-        scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("scalar", True)}
-        return {**scalars, "ci": {name: list(pair) for name, pair in self.ci.items()}}
+        return {**self.scalars(), "ci": {name: list(pair) for name, pair in self.ci.items()}}
 
     def image_points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean confidence and the accuracy of every image: the points of the paper's joint density plot."""
@@ -374,68 +407,3 @@ def calibration_errors(
 def _to_tensor(values: Tensor | NDArray[Any]) -> Tensor:
     # Through NumPy, which reads the numbers of a list as float64.
     return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-
-
-def equal_width_curve(sketch: Sketch) -> ReliabilityCurve:
-    """Return the reliability of the winning class in equal-width bins."""
-    count, confidence, correct = sketch.counts("top")
-    return _with_levels(count, confidence, correct, sketch.level_counts(), top_label=True)
-
-
-def classwise_curves(sketch: Sketch) -> list[ReliabilityCurve]:
-    """Return the reliability of every class's own probability in equal-width bins over [0, 1]."""
-    count, value, hits = sketch.counts("classes")
-    if sketch.num_classes > 1:
-        return [ReliabilityCurve.from_sums(*channel) for channel in zip(count, value, hits, strict=True)]
-    levels = sketch.level_counts()
-    # The background's probability is the mirrored level, its mask the inverted mask.
-    by_class = (levels[::-1, ::-1], levels)
-    return [_with_levels(count[k], value[k], hits[k], by_class[k], top_label=False) for k in range(2)]
-
-
-def _foreground_curve(sketch: Sketch, classwise: list[ReliabilityCurve]) -> ReliabilityCurve | None:
-    if sketch.softmax:
-        return None
-    if sketch.num_classes == 1:
-        return classwise[1]
-    count, value, hits = sketch.counts("classes")
-    return ReliabilityCurve.from_sums(count.sum(axis=0), value.sum(axis=0), hits.sum(axis=0))
-
-
-def _band_ece(sketch: Sketch, band: int) -> float:
-    count, confidence, correct = (part[band] for part in sketch.counts("bands"))
-    levels = sum((sketch.level_counts(zone) for zone in range(1, band + 1)), sketch.level_counts(0))
-    curve = _with_levels(count, confidence, correct, levels, top_label=True)
-    return curve.ece if curve.count.sum() > 0 else NAN
-
-
-def _with_levels(
-    count: NDArray[np.int64],
-    value: NDArray[np.float64],
-    hits: NDArray[np.int64],
-    levels: NDArray[np.int64],
-    top_label: bool,
-) -> ReliabilityCurve:
-    """Add the level histogram (2, 65536) of integer maps to the counts of float maps, binned by integer arithmetic."""
-    bins = len(count)
-    level = np.flatnonzero(levels.any(axis=0))
-    background, foreground = levels[:, level]
-    numerator, right = level, foreground
-    if top_label:
-        numerator = np.maximum(level, MAX_LEVEL - level)
-        right = np.where(2 * level > MAX_LEVEL, foreground, background)
-    pixels = background + foreground
-    index = np.minimum(numerator * bins // MAX_LEVEL, bins - 1)
-    total = np.zeros((3, bins), np.int64)
-    for row, amount in zip(total, (pixels, pixels * numerator, right), strict=True):
-        np.add.at(row, index, amount)
-    return ReliabilityCurve.from_sums(count + total[0], value + total[1] / MAX_LEVEL, hits + total[2])
-
-
-def _adaptive_calibration_error(sketch: Sketch) -> float:
-    if sketch.num_classes == 1:
-        foreground = Atoms.from_counts(*sketch.class_atoms(0))
-        atoms = [foreground.mirror(), foreground]
-    else:
-        atoms = [Atoms.from_counts(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
-    return float(np.mean([np.abs(equal_mass(a, sketch.bins).gap).mean() for a in atoms]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SWEEP_MAX_BINS = 100
-_MONOTONE_TOLERANCE = 1e-12
+_DOUBTFUL = 1e-9
+"""Steps of the accuracy from bin to bin that float64 sums might have the wrong sign of."""
+_ASYMPTOTIC = 1000.0
 
 
 @dataclass(frozen=True)
@@ -20,12 +24,12 @@ class ReliabilityCurve:
     """Count, mean confidence and accuracy of binned predictions; every binned figure follows from them.
 
     Attributes:
-        count: Predictions in each bin.
+        count: Predictions in each bin, as integers.
         confidence: Mean confidence C_b (0 in empty bins).
         accuracy: Share of correct predictions A_b (0 in empty bins).
     """
 
-    count: Floats
+    count: NDArray[Any]
     confidence: Floats
     accuracy: Floats
 
@@ -36,7 +40,7 @@ class ReliabilityCurve:
         """Build a curve from sums instead of means."""
         n = np.asarray(count, dtype=np.float64)
         safe = np.where(n > 0, n, 1.0)
-        return cls(n, confidence / safe, np.asarray(correct, dtype=np.float64) / safe)
+        return cls(np.asarray(count), confidence / safe, np.asarray(correct, dtype=np.float64) / safe)
 
     @property
     def gap(self) -> Floats:
@@ -122,10 +126,37 @@ def sweep(atoms: Atoms) -> ReliabilityCurve:
     best = _equal_mass(atoms, 1, *sums)
     for bins in range(2, min(SWEEP_MAX_BINS, atoms.total) + 1):
         curve = _equal_mass(atoms, bins, *sums)
-        if np.any(np.diff(curve.accuracy) < -_MONOTONE_TOLERANCE):
+        if _drops(atoms, curve):
             break
         best = curve
     return best
+
+
+def _drops(atoms: Atoms, curve: ReliabilityCurve) -> bool:
+    """Return whether the accuracy of equal-mass bins falls anywhere; in fractions where floats cannot tell."""
+    steps = np.diff(curve.accuracy)
+    if np.any(steps < -_DOUBTFUL):
+        return True
+    edges = _edges(atoms.total, len(curve.count))
+    ends = np.cumsum(atoms.count)
+    # The atom of the pixel after every edge; the last edge ends the last atom.
+    atom = np.minimum(np.searchsorted(ends, edges, side="right"), len(ends) - 1)
+    doubtful = np.flatnonzero((np.abs(steps) <= _DOUBTFUL) & (atom[:-2] != atom[2:]))  # else inside one atom, and equal
+    if not len(doubtful):
+        return False
+    hits = np.cumsum(atoms.hits)
+
+    def hits_up_to(k: int) -> Fraction:
+        a, edge = int(atom[k]), int(edges[k])
+        n, hit = int(atoms.count[a]), int(atoms.hits[a])
+        return int(hits[a]) - hit + Fraction(hit * (edge - int(ends[a]) + n), n)
+
+    for k in doubtful.tolist():
+        low, middle, high = (hits_up_to(edge) for edge in (k, k + 1, k + 2))
+        here, after = int(edges[k + 1] - edges[k]), int(edges[k + 2] - edges[k + 1])
+        if (high - middle) * here < (middle - low) * after:
+            return True
+    return False
 
 
 def error_auroc(atoms: Atoms) -> float:
@@ -134,7 +165,7 @@ def error_auroc(atoms: Atoms) -> float:
     right = atoms.hits.astype(np.float64)
     if wrong.sum() == 0 or right.sum() == 0:
         return float("nan")
-    right_above = right.sum() - np.cumsum(right)
+    right_above = (atoms.hits.sum() - np.cumsum(atoms.hits)).astype(np.float64)
     return float(wrong @ (right_above + 0.5 * right) / (wrong.sum() * right.sum()))
 
 
@@ -143,26 +174,44 @@ def aurc(atoms: Atoms) -> float:
 
     Errors are spread evenly over tied pixels, which gives a closed form in harmonic numbers.
     """
-    count = atoms.count[::-1].astype(np.float64)
-    wrong = (atoms.count - atoms.hits)[::-1].astype(np.float64)
-    seen, errors = np.cumsum(count) - count, np.cumsum(wrong) - wrong
-    rate = wrong / count
-    harmonic = digamma(seen + count + 1.0) - digamma(seen + 1.0)
-    return float((rate * count + (errors - rate * seen) * harmonic).sum() / count.sum())
+    count, wrong = atoms.count[::-1], (atoms.count - atoms.hits)[::-1]
+    # Differences of integers, which are exact; those of float sums are not past 2**53.
+    seen, errors = ((np.cumsum(n) - n).astype(np.float64) for n in (count, wrong))
+    size = count.astype(np.float64)
+    rate = wrong / size
+    terms = rate * size + (errors - rate * seen) * _harmonic_difference(seen, size)
+    return float(terms.sum() / size.sum())
+
+
+def _harmonic_difference(seen: Floats, count: Floats) -> Floats:
+    """Return 1 / (seen + 1) + ... + 1 / (seen + count)."""
+    x, y = seen + 1.0, seen + count + 1.0
+    small = x < _ASYMPTOTIC
+    result = np.empty_like(x)
+    result[small] = digamma(y[small]) - digamma(x[small])
+    # Far out, two digammas differ in their last digits only: the difference of their asymptotic series, term by term.
+    x, y = x[~small], y[~small]
+    powers = [(1.0 / y**k - 1.0 / x**k) for k in (1, 2, 4)]
+    result[~small] = np.log1p(count[~small] / x) - powers[0] / 2 - powers[1] / 12 + powers[2] / 120
+    return result
 
 
 def _cumulative(atoms: Atoms) -> tuple[Floats, Floats, Floats]:
     """Return the numbers of pixels up to the ends of the atoms, and the sums of value and outcome up to there."""
-    position = np.concatenate([[0.0], np.cumsum(atoms.count, dtype=np.float64)])
+    # Positions and outcomes are summed as integers: float sums would be rounded past 2**53, at every atom again.
+    position, hits = (np.concatenate([[0], np.cumsum(n)]).astype(np.float64) for n in (atoms.count, atoms.hits))
     value = np.concatenate([[0.0], np.cumsum(atoms.value * atoms.count)])
-    hits = np.concatenate([[0.0], np.cumsum(atoms.hits, dtype=np.float64)])
     return position, value, hits
 
 
+def _edges(total: int, bins: int) -> Ints:
+    """Return the number of pixels below every edge of bins whose sizes differ by at most one, larger ones first."""
+    size, extra = divmod(total, bins)
+    return np.concatenate([[0], np.cumsum(size + (np.arange(bins) < extra))])
+
+
 def _equal_mass(atoms: Atoms, bins: int, position: Floats, value: Floats, hits: Floats) -> ReliabilityCurve:
-    bins = min(bins, atoms.total)
-    size, extra = divmod(atoms.total, bins)
-    edges = np.concatenate([[0], np.cumsum(size + (np.arange(bins) < extra))]).astype(np.float64)
+    edges = _edges(atoms.total, min(bins, atoms.total))
     # Linear interpolation inside an atom spreads its ties evenly.
-    sums = np.interp(edges, position, value), np.interp(edges, position, hits)
-    return ReliabilityCurve.from_sums(np.diff(edges), np.diff(sums[0]), np.diff(sums[1]))
+    sums = (np.diff(np.interp(edges, position, amount)) for amount in (value, hits))
+    return ReliabilityCurve.from_sums(np.diff(edges), *sums)

@@ -1,7 +1,8 @@
 """Integer tables of values in [0, 1]: pixels and exact sums by bin, and the fine bins that replace single pixels.
 
-A sum is kept as two integers, which take 26 and 27 bits of every value. It neither saturates (float32 stops counting
-at 2**24) nor depends on the order of additions. Fine bins have a fixed relative width on both sides of 0.5, because
+A sum is kept as two integers, the limbs, which take 26 and 27 bits of every value. It neither saturates (float32 stops
+counting at 2**24) nor depends on the order of additions. int64 holds the limbs of 2**36 pixels: long before that,
+``carry`` moves the whole numbers elsewhere. Fine bins have a fixed relative width on both sides of 0.5, because
 the values of a segmentation model crowd at 0 and 1.
 """
 
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from densecal.kernels import counting_kernels
 
-_HIGH, _LOW = 2.0**26, 2.0**27
+_HIGH_BITS, _LOW_BITS = 26, 27
+_HIGH, _LOW = 2.0**_HIGH_BITS, 2.0**_LOW_BITS
 _OCTAVES = 39
+_MOST_KERNEL_BINS = 4096
+"""A block of the kernel keeps its counts in memory that a device has little of."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,7 +54,7 @@ def fine_tally(value: Tensor, outcome: Tensor, steps: int) -> Tensor:
 def histograms(index: Tensor, size: int) -> Tensor:
     """Count how often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
     counting = kernels(index.device)
-    if counting is None:
+    if counting is None or size > _MOST_KERNEL_BINS:
         row = torch.arange(len(index), device=index.device)[:, None] * size
         return torch.bincount((index + row).flatten(), minlength=len(index) * size).view(-1, size)
     counts: Tensor = counting.histograms(index, size)
@@ -92,6 +96,18 @@ def _agrees(counting: ModuleType, device: torch.device) -> bool:
     return all(torch.equal(table.cpu(), other) for table, other in zip(actual, expected, strict=True))
 
 
+def carry(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Take the whole numbers out of the sums of a table (..., 4), so that both limbs are small again.
+
+    Returns:
+        The table, and the whole numbers (...).
+    """
+    negatives, positives, high, low = table.unbind(-1)
+    high = high + (low >> _LOW_BITS)
+    rest = [negatives, positives, high & ((1 << _HIGH_BITS) - 1), low & ((1 << _LOW_BITS) - 1)]
+    return torch.stack(rest, dim=-1), high >> _HIGH_BITS
+
+
 def limbs_to_float(limbs: Tensor) -> Tensor:
     """Return the sums that are kept as two integers (..., 2)."""
     high, low = limbs.to(torch.float64).unbind(-1)
@@ -117,12 +133,38 @@ def fine_index(value: Tensor, steps: int) -> Tensor:
     return torch.where(upper, 2 * half - 1 - code, code)
 
 
-def fine_atoms(table: Tensor) -> tuple[Floats, Ints, Ints]:
-    """Return mean value, pixels and pixels with outcome 1 of the non-empty fine bins of a table (size, 4)."""
+def fine_atoms(table: Tensor, whole: Tensor) -> tuple[Floats, Ints, Ints]:
+    """Return mean value, pixels and pixels with outcome 1 of the non-empty fine bins of a table (size, 4) on the CPU.
+
+    Args:
+        table: Pixels and limbs.
+        whole: The whole numbers that ``carry`` took out of the sums.
+    """
     pixels = table[:, 0] + table[:, 1]
     present = pixels > 0
-    table, pixels = table[present].cpu(), pixels[present].cpu()
-    return (limbs_to_float(table[:, 2:]) / pixels).numpy(), pixels.numpy(), table[:, 1].numpy()
+    sums = limbs_to_float(table[present, 2:]) + whole[present]
+    pixels = pixels[present]
+    return (sums / pixels).numpy(), pixels.numpy(), table[present, 1].numpy()
+
+
+def top_label_atoms(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
+    """Return confidence, pixels and correct pixels from foreground probabilities."""
+    foreground = value > 0.5
+    return (
+        np.where(foreground, value, 1.0 - value),
+        pixels,
+        np.where(foreground, positives, pixels - positives),
+    )
+
+
+def concatenate_atoms(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, Ints, Ints]:
+    """Return values, pixels and outcomes of several parts as one."""
+    values, pixels, outcomes = zip(*parts, strict=True) if parts else (([],), ([],), ([],))
+    return (
+        np.concatenate(values).astype(np.float64),
+        np.concatenate(pixels).astype(np.int64),
+        np.concatenate(outcomes).astype(np.int64),
+    )
 
 
 def _bincount(index: Tensor, weights: Tensor | None, size: int) -> Tensor:

@@ -35,10 +35,17 @@ def boundary_zones(labels: NDArray[Any], valid: NDArray[np.bool_] | None = None)
 
 
 def level_rows(counts: Ints, bins: int) -> Floats:
-    """Return the per-image rows of integer maps from their histograms (B, 2, L), by integer arithmetic."""
+    """Return the per-image rows of integer maps from their histograms (B, 2, L), by integer arithmetic.
+
+    The row of an image is the same to the last bit whatever images it is counted with.
+    """
     top = counts.shape[2] - 1
-    level = np.flatnonzero(counts.any(axis=(0, 1)))
-    background, foreground = np.moveaxis(counts[:, :, level].astype(np.float64), 1, 0)
+    if top < MAX_LEVEL or len(counts) == 1:
+        level = np.arange(top + 1) if top < MAX_LEVEL else np.flatnonzero(counts.any(axis=(0, 1)))
+    else:
+        return np.concatenate([level_rows(image[None], bins) for image in counts])
+    # Contiguous, because NumPy adds up a strided axis in another order.
+    background, foreground = np.ascontiguousarray(np.moveaxis(counts[:, :, level], 1, 0), dtype=np.float64)
     numerator = np.maximum(level, top - level)
     pixels = background + foreground
     correct = np.where(2 * level > top, foreground, background)
@@ -49,8 +56,9 @@ def level_rows(counts: Ints, bins: int) -> Floats:
     rows[:, 0] = pixels.sum(axis=1)
     rows[:, 1] = correct.sum(axis=1)
     rows[:, 2] = pixels @ numerator / top
-    rows[:, 3] = background @ p**2 + foreground @ (1.0 - p) ** 2
-    rows[:, 4] = -(background @ np.log1p(-clipped) + foreground @ np.log(clipped))
+    # Not by @, which adds up in another order for one image than for many.
+    rows[:, 3] = (background * p**2 + foreground * (1.0 - p) ** 2).sum(axis=1)
+    rows[:, 4] = -(background * np.log1p(-clipped) + foreground * np.log(clipped)).sum(axis=1)
     # Sums of integers are exact in float64 below 2**53; the only division comes last.
     rows[:, 5:] = (pixels * numerator - correct * top) @ (bin_[:, None] == np.arange(bins)).astype(np.float64) / top
     return rows

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics.exact import ExactSums
+from densecal.metrics.locking import locked
 from densecal.metrics.min_max import LEVELS, stretch_map
 from densecal.metrics.structure import EPS, centroid_cut, s_measure, weighted_f
+from densecal.metrics.sum_meter import SumMeter
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,40 +114,7 @@ class ConfusionResult:
         return {"miou": self.miou, "iou": self.iou.tolist(), "accuracy": self.accuracy, "dice": self.dice}
 
 
-class _SumMeter:
-    """A meter whose whole state is a set of named sums."""
-
-    _sums: dict[str, NDArray[Any]]
-
-    def _flush(self) -> None:
-        """Add pending maps to the sums, if there are any."""
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the whole state as arrays."""
-        self._flush()
-        return {key: value.copy() for key, value in self._sums.items()}
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state by one that ``state_dict`` returned."""
-        self._flush()
-        for key, own in self._sums.items():
-            if key not in state or np.shape(state[key]) != own.shape:
-                actual = f"shape {np.shape(state[key])}" if key in state else "nothing"
-                raise ValueError(f"state[{key!r}]: found {actual}; expected shape {own.shape}")
-        self._sums = {key: np.array(state[key], dtype=own.dtype) for key, own in self._sums.items()}
-
-    def merge(self, other: Self) -> None:
-        """Add the sums of another meter of the same kind."""
-        self._flush()
-        other._flush()
-        for key, own in self._sums.items():
-            if own.shape != other._sums[key].shape:
-                raise ValueError(f"merge: found {key} of shape {other._sums[key].shape}; expected {own.shape}")
-        for key, value in other._sums.items():
-            self._sums[key] += value
-
-
-class SegmentationMeter(_SumMeter):
+class SegmentationMeter(SumMeter):
     """Average the scores of any number of maps in constant memory; meters of parts merge into that of the whole.
 
     Scores follow PySODMetrics 1.6.2: every map is stretched to [0, 1] first (unless constant). IoU and Dice use
@@ -156,17 +125,19 @@ class SegmentationMeter(_SumMeter):
     """
 
     def __init__(self, full: bool = True) -> None:
+        super().__init__()
         self.full = full
-        self._sums = {
+        self._sums = ExactSums({
             "images": np.zeros(2, dtype=np.int64),  # with F, E, MAE; with S and weighted F
             "curves": np.zeros((len(CURVES), THRESHOLDS)),
             "scores": np.zeros(3),  # adaptive F, adaptive E, MAE
             "structure": np.zeros(2),  # S, weighted F
             "pooled": np.zeros(3, dtype=np.int64),  # true positives, false positives, false negatives
-        }
+        })  # fmt: skip
         # Level counts of single maps and their adaptive thresholds: adding 32 takes hardly longer than one.
         self._pending: list[tuple[Ints, float]] = []
 
+    @locked
     def update(self, prediction: NDArray[Any], mask: Mask, counts: Ints | None = None) -> None:
         """Add one map.
 
@@ -190,6 +161,7 @@ class SegmentationMeter(_SumMeter):
         if quadrants is not None:
             self._add_structure(stretch_map(prediction), mask, quadrants)
 
+    @locked
     def update_levels(self, counts: Ints) -> None:
         """Add B 8-bit maps at once to a meter that is not ``full``.
 
@@ -212,8 +184,8 @@ class SegmentationMeter(_SumMeter):
 
     def _add_structure(self, stretched: Floats, mask: Mask, quadrants: Ints | None) -> None:
         moments = None if quadrants is None else _quadrant_moments(quadrants)
-        self._sums["structure"] += s_measure(stretched, mask, moments), weighted_f(stretched, mask)
-        self._sums["images"][1] += 1
+        scores = np.array([s_measure(stretched, mask, moments), weighted_f(stretched, mask)])
+        self._sums.add({"structure": scores, "images": np.array([0, 1])})
 
     def _add_levels(self, counts: Ints, thresholds: Floats) -> None:
         """Add B 8-bit maps (B, 2, 256) and their adaptive thresholds (B,), nan where they are to be computed here."""
@@ -254,15 +226,17 @@ class SegmentationMeter(_SumMeter):
         above = np.concatenate([bins[..., ::-1].cumsum(axis=-1)[..., ::-1], adaptive[..., None]], axis=-1)
         precision, recall, f = f_measure(above)
         e = e_measure(above)
-        self._sums["curves"] += np.stack([precision, recall, f, e]).sum(axis=1)[:, :-1]
-        self._sums["scores"] += f[:, -1].sum(), e[:, -1].sum(), absolute.sum()
-        self._sums["pooled"] += tp, fp, int(above[1, :, 0].sum()) - tp
-        self._sums["images"][0] += bins.shape[1]
+        curves, scores = np.stack([precision, recall, f, e])[..., :-1], np.stack([f[:, -1], e[:, -1], absolute])
+        self._sums.add({"curves": curves, "scores": scores}, axis=1)
+        pooled = np.array([tp, fp, int(above[1, :, 0].sum()) - tp])
+        self._sums.add({"pooled": pooled, "images": np.array([bins.shape[1], 0])})
 
+    @locked
     def compute(self) -> SegmentationResult:
         """Return the scores of all maps so far: S and weighted F are nan without ``full``, IoU without foreground."""
         self._flush()
-        images, structure_images = (int(n) for n in self._sums["images"])
+        sums = self._sums.values()
+        images, structure_images = (int(n) for n in sums["images"])
         if images == 0:
             raise ValueError("SegmentationMeter.compute: found no map; expected at least one")
         if self.full and structure_images != images:
@@ -270,10 +244,10 @@ class SegmentationMeter(_SumMeter):
                 f"SegmentationMeter.compute: found {structure_images} maps with S and weighted F; expected {images}. "
                 "update_levels and states without them need SegmentationMeter(full=False)"
             )
-        precision, recall, f, e = self._sums["curves"] / images
-        f_adaptive, e_adaptive, mae = (float(score) for score in self._sums["scores"] / images)
-        s, f_weighted = (float(score) if self.full else math.nan for score in self._sums["structure"] / images)
-        tp, fp, fn = (int(n) for n in self._sums["pooled"])
+        precision, recall, f, e = sums["curves"] / images
+        f_adaptive, e_adaptive, mae = (float(score) for score in sums["scores"] / images)
+        s, f_weighted = (float(score) if self.full else math.nan for score in sums["structure"] / images)
+        tp, fp, fn = (int(n) for n in sums["pooled"])
         return SegmentationResult(
             f_max=float(f.max()),
             f_mean=float(f.mean()),
@@ -293,7 +267,7 @@ class SegmentationMeter(_SumMeter):
         )
 
 
-class ConfusionMeter(_SumMeter):
+class ConfusionMeter(SumMeter):
     """Count the pixels of every (true class, predicted class) pair over all images.
 
     Args:
@@ -301,9 +275,11 @@ class ConfusionMeter(_SumMeter):
     """
 
     def __init__(self, num_classes: int) -> None:
+        super().__init__()
         self.num_classes = num_classes
-        self._sums = {"matrix": np.zeros((num_classes, num_classes), dtype=np.int64)}
+        self._sums = ExactSums({"matrix": np.zeros((num_classes, num_classes), dtype=np.int64)})
 
+    @locked
     def update(
         self,
         predicted: NDArray[np.integer[Any]],
@@ -321,11 +297,12 @@ class ConfusionMeter(_SumMeter):
             if classes.size and not (classes.min() >= 0 and classes.max() < K):
                 raise ValueError(f"{name}: found {classes.min()} to {classes.max()}; expected 0 to {K - 1}")
         key = labels.astype(np.intp).ravel() * K + predicted.astype(np.intp).ravel()
-        self._sums["matrix"] += np.bincount(key, minlength=K * K).reshape(K, K)
+        self._sums.add({"matrix": np.bincount(key, minlength=K * K).reshape(K, K)})
 
+    @locked
     def compute(self) -> ConfusionResult:
         """Return the scores over all pixels so far; nan where there are no pixels to decide."""
-        matrix = self._sums["matrix"]
+        matrix = self._sums.values()["matrix"]
         hits = matrix.diagonal().astype(np.float64)
         either = matrix.sum(axis=0) + matrix.sum(axis=1)
         occurs = either > 0

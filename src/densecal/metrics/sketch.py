@@ -1,11 +1,13 @@
 """The one-pass statistic behind every calibration figure: integer tables that merge exactly and never grow.
 
 For every bin of a value v in [0, 1], a table holds the number of pixels with outcome 0 and with outcome 1, and the
-exact sum of v (`fine_bins.py`).
+exact sum of v (`fine_bins.py`). The whole numbers of large sums are in a table of their own, such as ``top_whole``.
+Everything is exact up to ``exact.PIXEL_LIMIT`` pixels, and more are refused.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,18 +15,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from densecal.metrics.fine_bins import Floats, Ints, fine_atoms, fine_tally, kernels, limbs_to_float, tally
-from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, NLL_FLOOR, ROW_SCALARS
+from densecal.metrics.exact import add_pixels, total_count
+from densecal.metrics.fine_bins import (
+    Floats,
+    Ints,
+    carry,
+    concatenate_atoms,
+    fine_atoms,
+    fine_tally,
+    kernels,
+    limbs_to_float,
+    tally,
+    top_label_atoms,
+)  # fmt: skip
+from densecal.metrics.image_rows import RowTable, rows_of, score_sums
+from densecal.metrics.inputs import check_values, is_invalid
+from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS
+from densecal.metrics.sketch_files import STEPS_SIGMOID, STEPS_SOFTMAX, read_sketch, write_sketch
 
 EXACT_PIXELS = 1 << 20
 """Up to this number, pixels of float maps are kept one by one; beyond it they are counted in fine bins."""
 
 _MAX_RAW_VALUES = 1 << 26
 _CHUNK, _CUDA_CHUNK = 1 << 21, 1 << 23
-_SLACK = 1e-6
-"""How far probabilities may lie outside [0, 1]: interpolation and averaging in float32 can give 1.0000001."""
-# log2 of the fine bins per octave. K classes have K tables, so theirs are coarser.
-_STEPS_SIGMOID, _STEPS_SOFTMAX = 10, 7
+_SUM_TABLES = ("top", "bands", "classes", "fine", "fine_top")
+_CARRY_EVERY = 1 << 26
+"""Pixels after which whole numbers are carried out of the limbs. These hold 2**36 pixels, so that the tables of a
+thousand processes can be added before."""
+_MAX_IMAGE = 1 << 34
 
 
 class Sketch:
@@ -46,7 +64,7 @@ class Sketch:
         self.softmax = num_classes > 1 and not multilabel
         # Class-wise tables: background and foreground of a binary map, else one per channel.
         self.channels = 2 if num_classes == 1 else num_classes
-        self._steps = _STEPS_SOFTMAX if self.softmax else _STEPS_SIGMOID
+        self._steps = STEPS_SOFTMAX if self.softmax else STEPS_SIGMOID
         bands = len(BOUNDARY_DISTANCES)
         self.tables: dict[str, Tensor] = {
             "top": torch.zeros(bins, 4, dtype=torch.int64),
@@ -56,9 +74,11 @@ class Sketch:
             "levels": torch.zeros(bands + 1, 2, MAX_LEVEL + 1, dtype=torch.int64),
             "invalid": torch.zeros((), dtype=torch.int64),
         }
-        self.rows: list[Tensor] = []
+        self.rows = RowTable(len(ROW_SCALARS) + bins)
         self.raw: list[tuple[Tensor, Tensor]] = []
         self._raw_pixels = 0
+        # Pixels (of every channel for multi-label maps), void ones included: in all, and since the last carry.
+        self._pixels = self._uncarried = 0
 
     # ------------------------------------------------------------------ updates
 
@@ -85,25 +105,56 @@ class Sketch:
             chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels))
         else:
             chunk = max(_CHUNK, _CUDA_CHUNK // channels)
-        images = max(1, chunk // max(pixels, 1))
+        if channels * pixels > _MAX_IMAGE:
+            raise ValueError(f"an image of {channels * pixels:,} values; expected at most {_MAX_IMAGE:,}")
+        total = add_pixels(self._pixels, self._weight(batch, pixels))
         if values.device.type == "cpu":  # elsewhere the check would stall the device: `compute` raises instead
-            _check_values(values, valid, logits, chunk)
-        for first in range(0, batch, images):
-            group = slice(first, first + images)
-            table = torch.zeros(min(images, batch - first), self.bins, 4, dtype=torch.int64, device=values.device)
-            scores = torch.zeros(len(table), 2, dtype=torch.float64, device=values.device)
-            for start in range(0, pixels, chunk):
-                part = slice(start, start + chunk)
-                self._count(
-                    self._to_probabilities(values[group, :, part].to(torch.float64), logits),
-                    labels[group, ..., part].to(torch.int64),
-                    None if valid is None else valid[group, part],
-                    None if zones is None else zones[group, part].to(torch.int64),
-                    table,
-                    scores,
-                )
-            self._add("top", table.sum(0))
-            self.rows.append(_rows(table, scores))
+            check_values(values, valid, logits, self.softmax, chunk)
+        before = {**vars(self), "tables": dict(self.tables), "raw": list(self.raw)}
+        try:
+            images = max(1, chunk // max(pixels, 1))
+            groups = [slice(first, first + images) for first in range(0, batch, images)]
+            parts = [slice(start, start + chunk) for start in range(0, pixels, chunk)]
+            rows = [self._count_group(group, parts, values, labels, valid, zones, logits) for group in groups]
+            self._pixels = total
+            self.rows.append(torch.cat(rows))
+        except BaseException:  # out of memory or interrupted: the batch was not counted
+            vars(self).update(before)
+            raise
+
+    def _weight(self, images: int, pixels: int) -> int:
+        return images * pixels * (1 if self.softmax else self.num_classes)
+
+    def _count_group(
+        self,
+        group: slice,
+        parts: list[slice],
+        values: Tensor,
+        labels: Tensor,
+        valid: Tensor | None,
+        zones: Tensor | None,
+        logits: bool,
+    ) -> Tensor:
+        """Add a group of images, one part of their pixels after the other, and return their rows."""
+        images, _, pixels = values[group].shape
+        table = torch.zeros(images, self.bins, 4, dtype=torch.int64, device=values.device)
+        scores = torch.zeros(images, 2, dtype=torch.float64, device=values.device)
+        for part in parts:
+            keep = None if valid is None else valid[group, part]
+            p = self._to_probabilities(values[group, :, part].to(torch.float64), logits)
+            if p.device.type != "cpu":
+                self.add_invalid(is_invalid(p, keep, sums=self.softmax and not logits))
+            self._count(
+                p,
+                labels[group, ..., part].to(torch.int64),
+                keep,
+                None if zones is None else zones[group, part].to(torch.int64),
+                table,
+                scores,
+            )
+        self._add("top", table.sum(0))
+        self._carry_if_large(self._weight(images, pixels))
+        return rows_of(table, scores)
 
     def _to_probabilities(self, values: Tensor, logits: bool) -> Tensor:
         if not logits:
@@ -122,10 +173,10 @@ class Sketch:
         """Add a chunk of a group of images to the tables, and to ``table`` and ``scores``, the sums of the group."""
         group, _, pixels = values.shape
         device = values.device
-        bad = _out_of_range(values)
-        self.add_invalid(bad if valid is None else bad & valid[:, None])
-        values = values.nan_to_num(0.0).clamp(0.0, 1.0)
-        scores += _scores(values, labels, self.softmax, valid)
+        if valid is not None or device.type != "cpu":  # void pixels, and bad ones on an accelerator
+            values = values.nan_to_num(0.0)
+        values = values.clamp(0.0, 1.0)
+        scores += score_sums(values, labels, self.softmax, valid)
         self._store(values, labels, valid)
         counting = kernels(device) if self.num_classes == 1 else None
         if counting is not None and zones is None:
@@ -192,7 +243,7 @@ class Sketch:
         self._add("fine", torch.stack(fine))
         if self.softmax:
             confidence, correct = top_label(values[None], outcomes.to(torch.int64), True)
-            self._add("fine_top", fine_tally(confidence[0], correct[0], _STEPS_SIGMOID))
+            self._add("fine_top", fine_tally(confidence[0], correct[0], STEPS_SIGMOID))
 
     def add_levels(self, counts: Ints) -> None:
         """Add 8- or 16-bit foreground maps that were counted by level; add their per-image rows with ``add_rows``.
@@ -203,14 +254,29 @@ class Sketch:
         """
         if self.num_classes != 1:
             raise ValueError("integer maps are binary; pass float probabilities for several classes")
+        total = add_pixels(self._pixels, total_count(counts))
         stride = MAX_LEVEL // (counts.shape[2] - 1)
         self.tables["levels"] = self.tables["levels"].cpu()
         # Without zones, every pixel counts as outside the bands.
         self.tables["levels"][-len(counts) :, :, ::stride] += torch.from_numpy(counts)
+        self._pixels = total
 
     def add_rows(self, rows: Floats) -> None:
         """Add per-image rows, such as those of ``levels.level_rows``."""
         self.rows.append(torch.from_numpy(rows))
+
+    def carry(self) -> None:
+        """Take the whole numbers out of the limbs of every sum, which then stay far from the end of int64."""
+        for name in _SUM_TABLES:
+            if name in self.tables:
+                self.tables[name], whole = carry(self.tables[name])
+                self._add(f"{name}_whole", whole)
+        self._uncarried = 0
+
+    def _carry_if_large(self, pixels: int) -> None:
+        self._uncarried += pixels
+        if self._uncarried > _CARRY_EVERY:
+            self.carry()
 
     def bin_pixels(self) -> None:
         """Replace the kept pixels by fine bins, whatever their number."""
@@ -238,12 +304,22 @@ class Sketch:
         for name in ("bins", "num_classes", "softmax", "boundary"):
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(f"cannot merge: {name} is {getattr(self, name)} here and {getattr(other, name)} there")
-        for name, table in other.tables.items():
+        self._pixels = add_pixels(self._pixels, other._pixels)
+        for name, table in list(other.tables.items()):
             self._add(name, table.clone())
-        self.rows += other.rows
+        self._carry_if_large(other._uncarried)
+        self.rows.extend(other.rows)
         self.raw += other.raw
         self._raw_pixels += other._raw_pixels
         self._bin_if_large()
+
+    def copy(self) -> Sketch:
+        """Return a sketch with the same counts."""
+        new = copy.copy(self)
+        # Other tables are replaced when they change.
+        new.tables = {**self.tables, "levels": self.tables["levels"].clone()}
+        new.rows, new.raw = self.rows.copy(), list(self.raw)
+        return new
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as CPU tensors and plain numbers."""
@@ -263,24 +339,47 @@ class Sketch:
                     f"state of shape {tuple(state[name].shape)} for {name}; expected {tuple(self.tables[name].shape)}"
                 )
         not_tables = ("rows", "raw_values", "raw_outcomes", "raw_pixels")
-        self.tables = {name: value.clone() for name, value in state.items() if name not in not_tables}
-        self.rows = [state["rows"].clone()]
+        tables = {name: value.clone() for name, value in state.items() if name not in not_tables}
+        for name, table in tables.items():
+            if bool((table < 0).any()):
+                raise ValueError(f"state with negative numbers in {name}; expected counts that did not overflow")
+        self._pixels = add_pixels(total_count(tables["top"][:, :2]), total_count(tables["levels"]))
+        self.tables, self._uncarried = tables, 0
+        self._carry_if_large(self._pixels)
+        self.rows = RowTable(len(ROW_SCALARS) + self.bins)
+        self.rows.append(state["rows"])
         self.raw = [(state["raw_values"], state["raw_outcomes"])] if "raw_values" in state else []
         self._raw_pixels = int(state["raw_pixels"])
+
+    def to_bytes(self) -> bytes:
+        """Return the whole state as the content of a `.sketch` file."""
+        return write_sketch(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str = "sketch") -> Sketch:
+        """Make a sketch of what `to_bytes` returned; ``where`` is what an InputError about it names."""
+        settings, state = read_sketch(content, where)
+        sketch = cls(**settings)
+        sketch.load_state_dict(state)
+        return sketch
 
     # ------------------------------------------------------------------ reading
 
     def image_rows(self) -> Floats:
         """Return the per-image table (images, 5 + bins) in the order of updates: ``ROW_SCALARS``, then gaps by bin."""
-        if not self.rows:
-            return np.zeros((0, len(ROW_SCALARS) + self.bins))
-        return np.concatenate([rows.cpu().numpy() for rows in self.rows])
+        return self.rows.array()
 
     def counts(self, name: str) -> tuple[Ints, Floats, Ints]:
         """Return pixels, sum of values and pixels with outcome 1 of every bin of a table, from float maps alone."""
-        table = self.tables[name].cpu()
-        pixels, hits = table[..., 0] + table[..., 1], table[..., 1]
-        return pixels.numpy(), limbs_to_float(table[..., 2:]).numpy(), hits.numpy()
+        table, whole = self._carried(name)
+        pixels, hits, sums = table[..., 0] + table[..., 1], table[..., 1], limbs_to_float(table[..., 2:])
+        return pixels.numpy(), (sums + whole).numpy(), hits.numpy()
+
+    def _carried(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return a table and its whole numbers, the same however often and when they were carried before."""
+        table, whole = carry(self.tables[name].cpu())
+        more = self.tables.get(f"{name}_whole")
+        return table, whole if more is None else whole + more.cpu()
 
     def level_counts(self, zone: int | None = None) -> Ints:
         """Return the histogram (2, 65536) of the integer maps by mask value and level, for one zone or for all."""
@@ -293,7 +392,7 @@ class Sketch:
         if self.num_classes == 1:
             level, pixels, positives = self._level_atoms()
             parts.append((level / MAX_LEVEL, pixels, positives))
-        return _concatenate(parts)
+        return concatenate_atoms(parts)
 
     def _level_atoms(self) -> tuple[Ints, Ints, Ints]:
         """Return the levels of the integer maps, their pixels and their foreground pixels."""
@@ -308,66 +407,29 @@ class Sketch:
             value = flat[channel].cpu().numpy()
             parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
         if "fine" in self.tables:
-            parts.append(fine_atoms(self.tables["fine"][channel]))
-        return _concatenate(parts)
+            table, whole = self._carried("fine")
+            parts.append(fine_atoms(table[channel], whole[channel]))
+        return concatenate_atoms(parts)
 
     def top_atoms(self) -> tuple[Floats, Ints, Ints]:
         """Return confidences, pixels and correct pixels, unsorted and with ties not merged."""
         if not self.softmax:
-            parts = [_top_label_atoms(*self._float_atoms(c)) for c in range(self.num_classes)]
+            parts = [top_label_atoms(*self._float_atoms(c)) for c in range(self.num_classes)]
             if self.num_classes == 1:
                 # In integers, because 1 - v / 65535 and (65535 - v) / 65535 can differ as floats.
                 level, pixels, positives = self._level_atoms()
                 foreground = level > MAX_LEVEL // 2
                 top = np.where(foreground, level, MAX_LEVEL - level)
                 parts.append((top / MAX_LEVEL, pixels, np.where(foreground, positives, pixels - positives)))
-            return _concatenate(parts)
+            return concatenate_atoms(parts)
         parts = []
         for flat, outcomes in self.raw:
             confidence, correct = top_label(flat[None], outcomes.to(torch.int64), True)
             value = confidence[0].cpu().numpy()
             parts.append((value, np.ones(len(value), np.int64), correct[0].cpu().numpy().astype(np.int64)))
         if "fine_top" in self.tables:
-            parts.append(fine_atoms(self.tables["fine_top"]))
-        return _concatenate(parts)
-
-
-def integer_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
-    """Return integer masks as uint8 where they already are, which saves memory, and as int64 otherwise."""
-    if masks.dtype == torch.bool:  # Pillow returns booleans whose byte is 255
-        return masks.view(torch.uint8).ne(0).view(torch.uint8)
-    narrow = masks.dtype == torch.uint8 and 0 <= (ignore_index or 0) <= 255
-    return masks if narrow else masks.to(torch.int64)
-
-
-def binary_labels(masks: Tensor, ignore_index: int | None) -> Tensor:
-    """Return masks as 0 and 1: soft masks are thresholded at 0.5, void pixels keep their value."""
-    if not masks.is_floating_point():
-        return integer_labels(masks, ignore_index)
-    void = torch.zeros((), dtype=torch.bool, device=masks.device) if ignore_index is None else masks == ignore_index
-    if masks.device.type == "cpu" and masks.numel():  # elsewhere the check would stall the device
-        low, high = (float(end) for end in masks.masked_fill(void, 0.0).aminmax())
-        if not (low >= 0.0 and high <= 1.0):
-            raise ValueError(f"masks hold values from {low:g} to {high:g}; expected 0 to 1")
-    return (masks > 0.5).to(torch.int64).masked_fill(void, ignore_index or 0)
-
-
-def _check_values(values: Tensor, valid: Tensor | None, logits: bool, chunk: int) -> None:
-    """Raise ValueError for a bad batch before any of it is counted."""
-    for image in range(len(values)):
-        for start in range(0, values.shape[2], chunk):
-            part = values[image, :, start : start + chunk]
-            if valid is not None:
-                part = part.masked_fill(~valid[image, start : start + chunk], 0.0)
-            ends = torch.stack(part.aminmax())  # NaN if any value is
-            if bool((ends.isnan() if logits else _out_of_range(ends)).any()):
-                raise ValueError(
-                    "probabilities outside [0, 1] or NaN; expected probabilities, or logits passed as logits="
-                )
-
-
-def _out_of_range(values: Tensor) -> Tensor:
-    return ~((values >= -_SLACK) & (values <= 1 + _SLACK))
+            parts.append(fine_atoms(*self._carried("fine_top")))
+        return concatenate_atoms(parts)
 
 
 def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
@@ -384,52 +446,3 @@ def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Te
 def equal_width_index(value: Tensor, bins: int) -> Tensor:
     """Return the equal-width bin [l, u) of every value in [0, 1]; 1.0 lies in the last."""
     return (value * bins).to(torch.int64).clamp_(max=bins - 1)
-
-
-def _rows(table: Tensor, scores: Tensor) -> Tensor:
-    """Return per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4)."""
-    count, correct = table[..., 0] + table[..., 1], table[..., 1]
-    confidence = limbs_to_float(table[..., 2:])
-    columns = [
-        count.sum(1, True),
-        correct.sum(1, True),
-        confidence.sum(1, True),
-        scores,
-        confidence - correct,
-    ]
-    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
-
-
-def _scores(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None) -> Tensor:
-    """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
-    if softmax:
-        truth = labels.clamp(0, values.shape[1] - 1)[:, None]
-        p_true = values.gather(1, truth)
-        brier = (values.square().sum(1, True) - 2.0 * p_true + 1.0).clamp(min=0.0)
-    else:
-        p_true = torch.where(labels == 1, values, 1.0 - values)
-        brier = (1.0 - p_true).square()
-    nll = -p_true.clamp(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0).log()
-    both = torch.stack([brier, nll])
-    if valid is not None:
-        both = both * valid[:, None]
-    return both.flatten(2).sum(2).T
-
-
-def _top_label_atoms(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
-    """Return confidence, pixels and correct pixels from foreground probabilities."""
-    foreground = value > 0.5
-    return (
-        np.where(foreground, value, 1.0 - value),
-        pixels,
-        np.where(foreground, positives, pixels - positives),
-    )
-
-
-def _concatenate(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, Ints, Ints]:
-    values, pixels, outcomes = zip(*parts, strict=True) if parts else (([],), ([],), ([],))
-    return (
-        np.concatenate(values).astype(np.float64),
-        np.concatenate(pixels).astype(np.int64),
-        np.concatenate(outcomes).astype(np.int64),
-    )

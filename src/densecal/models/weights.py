@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from densecal.errors import InputError
+from densecal.io.run_files import NEWEST_CHECKPOINTS
+from densecal.io.torch_files import read_torch_file
 from densecal.models.encoders import import_extra, skeleton
 
 StateDict = dict[str, Tensor]
@@ -36,7 +37,8 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
     Args:
         model: Has the buffers ``mean`` and ``std`` and its timm encoder at ``network.encoder.model``.
         encoder: timm name of the encoder.
-        weights: ``"imagenet"``, ``"offline"``, a file, or ``"none"`` in upper or lower case, which YAML reads as text.
+        weights: ``"imagenet"``, ``"offline"``, a file, a run or checkpoint folder, or ``"none"`` in upper or lower
+            case, which YAML reads as text.
 
     Raises:
         InputError: If the weights are not available or do not fit.
@@ -50,28 +52,40 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
         model.get_buffer("mean").fill_(OFFLINE_MEAN)
         model.get_buffer("std").fill_(OFFLINE_STD)
     else:
-        state = read_weights(Path(weights))
+        state = read_weights(_weights_file(Path(weights)))
         if any(key.startswith("network.") for key in state):
             _load_whole(model, state, where=str(weights))
         else:
             _load_encoder(model, encoder, state, where=str(weights))
 
 
+def _weights_file(path: Path) -> Path:
+    """Return the file of weights in a run or checkpoint folder; anything else as it is."""
+    if not path.is_dir():
+        return path
+    checkpoints = path / "checkpoints"
+    for folder in (path, *(checkpoints / name for name in NEWEST_CHECKPOINTS)):
+        if (folder / "model.safetensors").is_file():
+            return folder / "model.safetensors"
+    raise InputError(path, "a folder without weights", "a run folder or a checkpoint folder")
+
+
 def read_weights(path: Path) -> StateDict:
     """Read the tensors of a ``.safetensors`` or pickled ``.pth`` file. Nothing in the file is executed."""
     if not path.is_file():
-        raise InputError(path, "no such file", 'a file of weights, "imagenet", "offline" or "none"')
+        raise InputError(path, "no such file", 'a file of weights, a run folder, "imagenet", "offline" or "none"')
     if path.suffix not in (*_PICKLE_SUFFIXES, ".safetensors"):
         raise InputError(path, f"a file that ends in {path.suffix!r}", ".pth or .safetensors")
     try:
         if path.suffix == ".safetensors":
-            state = import_extra("safetensors.torch").load_file(path)
+            state = import_extra("safetensors.torch").load(path.read_bytes())
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = read_torch_file(path)
     except ImportError:
         raise
-    except Exception as error:  # both readers raise errors of many kinds on a damaged or foreign file
-        problem = f"not readable as weights ({type(error).__name__}: {_first_line(error)})"
+    except Exception as error:  # safetensors raises errors of many kinds on a damaged or foreign file
+        reason = error.found if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
+        problem = f"not readable as weights ({reason})"
         raise InputError(path, problem, "a state dict of tensors and nothing else") from error
     # Training scripts, timm's among them, wrap the state dict.
     for wrapper in ("state_dict", "model"):

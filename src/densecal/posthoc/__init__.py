@@ -6,13 +6,14 @@ from pkgutil import iter_modules
 from densecal.posthoc.base import Batch, Batches, Calibrator
 from densecal.posthoc.logit_histogram import LogitHistogram
 from densecal.posthoc.registry import create, find, names, options, register
-from densecal.posthoc.storage import load, save
+from densecal.posthoc.storage import calibrator_files, load, save
 
 __all__ = [
     "Batch",
     "Batches",
     "Calibrator",
     "LogitHistogram",
+    "calibrator_files",
     "create",
     "find",
     "load",

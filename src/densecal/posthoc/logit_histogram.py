@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from densecal.errors import InputError
+from densecal.metrics.exact import add_pixels, total_count
 
 P_CLIP = 1e-7
 """Float probabilities are clipped to [P_CLIP, 1 - P_CLIP] before their logit is taken."""
@@ -69,6 +70,7 @@ class LogitHistogram:
         self._sums = torch.zeros(2 * _SIZE + 1, dtype=torch.float64)
         self._invalid = torch.zeros((), dtype=torch.int64)
         self._levels: dict[int, Ints] = {}
+        self._counted = 0  # pixels, void ones included
 
     # ------------------------------------------------------------------ counting
 
@@ -88,6 +90,7 @@ class LogitHistogram:
                 f"{logits.dtype} logits of shape {tuple(logits.shape)} and masks of shape {tuple(masks.shape)}; "
                 "expected floats and as many masks"
             )
+        counted = add_pixels(self._counted, logits.numel())
         self._move(logits.device)
         flat, labels = logits.detach().reshape(-1), masks.detach().reshape(-1)
         chunks = [slice(first, first + _CHUNK) for first in range(0, flat.numel(), _CHUNK)]
@@ -96,6 +99,7 @@ class LogitHistogram:
         if logits.device.type == "cpu":  # checked before counting, so that a bad batch changes nothing
             _raise_invalid(int(invalid))
         self._invalid += invalid
+        self._counted = counted
         for z, y in parts:
             label = (y > 0.5).to(torch.int64)
             if ignore_index is not None:
@@ -134,16 +138,19 @@ class LogitHistogram:
         Args:
             counts: int64 (2, L), pixels by mask value and level, L = 256 or 65536; ``[1, v]`` is foreground of level v.
         """
+        self._counted = add_pixels(self._counted, total_count(counts))
         levels = counts.shape[1]
         self._levels[levels] = self._levels.get(levels, 0) + counts
 
     def merge(self, other: LogitHistogram) -> None:
         """Add the counts of another histogram, which stays as it is."""
+        counted = add_pixels(self._counted, other._counted)
         self._counts += other._counts.to(self._counts.device)
         self._sums += other._sums.to(self._sums.device)
         self._invalid += other._invalid.to(self._invalid.device)
-        for counts in other._levels.values():
-            self.add_levels(counts)
+        for levels, counts in other._levels.items():
+            self._levels[levels] = self._levels.get(levels, 0) + counts
+        self._counted = counted
         self._raw += [(z.to(self._counts.device), label.to(self._counts.device)) for z, label in other._raw]
         self._raw_pixels += other._raw_pixels
         self._is_binned |= other._is_binned

@@ -4,6 +4,12 @@ The predicted set is C = {p >= 1 - lambda}. The loss of an image is the share of
 it has none; it falls as lambda rises. Let R be the mean loss of n calibration images. For the smallest lambda with
 (n R + 1) / (n + 1) <= alpha, E[loss of a new image] <= alpha if the new image is exchangeable with them. The unit is
 the image, not the pixel.
+
+Groups (patients, videos): n counts groups, the loss of a group is the mean loss of its images, and the bound is on the
+expected mean loss of a new group. K classes: a threshold per class, C_k = {p_k >= 1 - lambda_k}, where n counts the
+units whose masks hold class k and the loss is the share of class k that C_k misses. Units with class k are
+exchangeable with a new unit that has it, so the bound holds for such a unit, for each class separately. Were units
+without the class counted, with loss 0, a rare class would be "controlled" by never predicting it.
 """
 
 from __future__ import annotations
@@ -37,7 +43,9 @@ class RiskControl:
         bound: (n risk + 1) / (n + 1), at most alpha.
         set_size: Mean share of an image that is called foreground.
         fpr: Mean share of an image's background that is called foreground.
-        images: n.
+        images: Calibration images.
+        groups: n, where images are grouped; else n is the number of images.
+        smallest_alpha: Smallest alpha below 1 at which something is called background; NaN where there is none.
     """
 
     threshold: float
@@ -48,6 +56,13 @@ class RiskControl:
     set_size: float
     fpr: float
     images: int
+    groups: int | None = None
+    smallest_alpha: float = math.nan
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether the bound is met only by calling every pixel of every image foreground."""
+        return self.fpr > 1.0 - _ROUNDING
 
 
 class RiskCurve:
@@ -67,6 +82,7 @@ class RiskCurve:
     def __init__(self, steps: int = STEPS) -> None:
         self.steps = steps
         self.images = 0
+        self.units = 0
         self.with_background = 0
         # Entry t belongs to the threshold t / steps.
         self._misses, self._false_alarms, self._sizes = np.zeros((3, steps + 1))
@@ -91,6 +107,7 @@ class RiskCurve:
         # A pixel is in C for every threshold up to its highest one.
         hits, alarms = (np.cumsum(counts[::-1])[::-1] for counts in (foreground, background))
         self.images += 1
+        self.units += 1
         self._sizes += (hits + alarms) / mask.size
         if hits[0]:
             self._misses += (hits[0] - hits) / hits[0]
@@ -103,23 +120,44 @@ class RiskCurve:
         if self.steps != other.steps:
             raise ValueError(f"cannot merge: {self.steps} steps here and {other.steps} there")
         self.images += other.images
+        self.units += other.units
         self.with_background += other.with_background
         self._misses += other._misses
         self._false_alarms += other._false_alarms
         self._sizes += other._sizes
 
-    def control(self, alpha: float) -> RiskControl:
+    def add_group(self, group: RiskCurve) -> None:
+        """Add a group of images as one unit: the means over its images."""
+        if self.steps != group.steps:
+            raise ValueError(f"cannot merge: {self.steps} steps here and {group.steps} there")
+        self.images += group.images
+        self.units += 1
+        self._misses += group._misses / group.images
+        self._sizes += group._sizes / group.images
+        if group.with_background:
+            self._false_alarms += group._false_alarms / group.with_background
+            self.with_background += 1
+
+    def control(self, alpha: float, grouped: bool = False) -> RiskControl:
         """Return the highest threshold whose false-negative rate is controlled at alpha.
 
+        Args:
+            alpha: The false-negative rate.
+            grouped: The units are groups of images.
+
         Raises:
-            InputError: alpha is not in (0, 1), or there are fewer than 1/alpha - 1 images.
+            InputError: alpha is not in (0, 1), or there are fewer than 1/alpha - 1 units.
         """
-        n = self.images
+        n = self.units
         if not 0.0 < alpha < 1.0:
             raise InputError("alpha", str(alpha), "a false-negative rate between 0 and 1")
         if 1.0 / (n + 1) > alpha + _ROUNDING:
             needed = math.ceil(1.0 / alpha - 1.0 - _ROUNDING)
-            raise InputError("risk control", f"{n} images for alpha {alpha:g}", f"at least {needed} (1/alpha - 1)")
+            raise InputError(
+                "risk control",
+                f"{n} {'groups' if grouped else 'images'} for alpha {alpha:g}",
+                f"at least {needed} (1/alpha - 1)",
+            )
         bound = (self._misses + 1.0) / (n + 1)
         t = int(np.flatnonzero(bound <= alpha + _ROUNDING)[-1])
         return RiskControl(
@@ -130,8 +168,16 @@ class RiskCurve:
             bound=float(bound[t]),
             set_size=float(self._sizes[t]) / n,
             fpr=float(self._false_alarms[t]) / self.with_background if self.with_background else math.nan,
-            images=n,
+            images=self.images,
+            groups=n if grouped else None,
+            smallest_alpha=self._smallest_alpha(bound),
         )
+
+    def _smallest_alpha(self, bound: Floats) -> float:
+        """Return the bound at the lowest threshold that leaves out some background, rounded up to four decimals."""
+        spared = np.flatnonzero(self._false_alarms < self.with_background * (1.0 - _ROUNDING))
+        smallest = math.ceil(1e4 * (bound[spared[0]] - _ROUNDING)) / 1e4 if spared.size else 1.0
+        return smallest if smallest < 1.0 else math.nan
 
 
 def highest_threshold(probabilities: NDArray[Any], steps: int) -> NDArray[np.int64]:

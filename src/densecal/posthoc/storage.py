@@ -28,12 +28,18 @@ def save(calibrator: Calibrator, path: str | Path) -> None:
     if weights and path == STDOUT:
         raise InputError(path, f"the two files of {calibrator.method}", "the name of a file")
     if weights:
-        content = _safetensors().save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
-        weights_path = path.with_suffix(_SUFFIX)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        content = _safetensors().save(tensors, {"densecal": "calibrator"})
+        _, weights_path = calibrator_files(path)
         write_atomically(weights_path, lambda stream: stream.write(content))
         data |= {"weights": weights_path.name, "sha256": hashlib.sha256(content).hexdigest()}
     # JSON writes floats with all their digits, so what is loaded equals what was saved.
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def calibrator_files(path: Path) -> tuple[Path, Path]:
+    """Return the files that `save` writes: the calibrator and, for a network, its weights."""
+    return path, path.with_suffix(_SUFFIX)
 
 
 def load(path: str | Path) -> Calibrator:

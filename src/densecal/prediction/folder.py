@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from densecal.data import Source, open_source
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.map_files import FORMATS, write_map
+from densecal.io.map_files import FORMATS, map_targets, write_map
+from densecal.io.outputs import check_output_folder, check_outputs
+from densecal.io.urls import is_folder
 from densecal.metrics.entropy import normalised_entropy
 from densecal.prediction.predictor import Chunks, Predictor, group_by_pixels
 from densecal.prediction.tiles import Tiling
@@ -33,9 +36,12 @@ def predict(
     uncertainty: bool = False,
     batch: int = 8,
     tiling: Tiling | None = None,
+    like_onnx: bool = False,
     max_pixels: int = MAX_PIXELS,
     progress: Progress = silent,
     processes: Processes = ALONE,
+    reads: Iterable[Path] = (),
+    force: bool = False,
 ) -> int:
     """Write the probability map of every image of a folder. No map is stretched to its own range.
 
@@ -48,9 +54,12 @@ def predict(
             ``confidence/`` and ``entropy/``.
         batch: Images at a time; for tiles, as many as have the same number of pixels.
         tiling: Cut images into tiles at their own resolution; by default they are resized to the size of training.
+        like_onnx: Resize probabilities in place of logits, as users of an exported file do.
         max_pixels: Refuse larger images.
         progress: Told how many maps are written.
         processes: The processes that share the work, batch by batch; all of them make this call.
+        reads: Further files that must not be written over, such as those of the model.
+        force: Replace files in the way that no earlier prediction wrote, but never an image.
 
     Returns:
         Number of maps written by all processes, on the first of them.
@@ -61,9 +70,12 @@ def predict(
         raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
     source = open_source(images)
     try:
+        _check_targets(source, images, out, format, uncertainty, reads, force)
         own = processes.share(_batches(source.names, batch))
-        maps = predictor.chunks if tiling is None else partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
-        write = partial(write_map, format=format, planes=_uncertainty if uncertainty else None)
+        maps: Callable[[list[Array]], Iterator[Chunks]] = partial(predictor.chunks, like_onnx=like_onnx)
+        if tiling is not None:
+            maps = partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
+        write = partial(write_map, format=format, command="predict", planes=_uncertainty if uncertainty else None)
         outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
     except InputError as error:  # the other processes wait for the count of this one
         outcome = error
@@ -73,6 +85,18 @@ def predict(
             raise count
         done += count
     return done
+
+
+def _check_targets(
+    source: Source, images: Path, out: Path, format: str, uncertainty: bool, reads: Iterable[Path], force: bool
+) -> None:
+    """Refuse to write maps over images, over the model, or over files that no prediction wrote."""
+    parents = {file.parent for file in source.files()} if is_folder(images) else set()
+    check_output_folder(out, [images, *parents])
+    folders = [out, *(out / name for name in ("confidence", "entropy") if uncertainty)]
+    kinds = ["npy" if format == "npy" else "png"]
+    targets = [target for folder in folders for target in map_targets(folder, source.names, kinds)]
+    check_outputs("predict", targets, chain(source.files(), [images], reads), force)
 
 
 def _predict_share(

@@ -70,8 +70,13 @@ class Predictor:
         maps = [self._probabilities(logits) for logits in self.logits(images)]
         return [p[0] for p in maps] if self.config.data.classes == 1 else maps
 
-    def chunks(self, images: list[Array]) -> Iterator[Chunks]:
-        """Yield the probabilities of every image in chunks of rows."""
+    def chunks(self, images: list[Array], like_onnx: bool = False) -> Iterator[Chunks]:
+        """Yield the probabilities of every image in chunks of rows.
+
+        Args:
+            images: Images (H, W, 3) uint8 of any size.
+            like_onnx: Resize probabilities to the size of the image, as users of an exported file do, and not logits.
+        """
         if any(image.shape[0] * image.shape[1] > LARGE_PIXELS for image in images):
             size = self.config.data.size
             warnings.warn(
@@ -80,7 +85,11 @@ class Predictor:
                 stacklevel=2,
             )
         for one, image in zip(self._logits_of_resized(images), images, strict=True):
-            yield map(self._to_numpy, _resize_in_chunks(one, image.shape[:2]))
+            if like_onnx:
+                probabilities = _resize_in_chunks(self._probabilities(one), image.shape[:2])
+                yield (chunk.cpu().numpy() for chunk in probabilities)
+            else:
+                yield map(self._to_numpy, _resize_in_chunks(one, image.shape[:2]))
 
     def tiled_chunks(self, images: list[Array], tiling: Tiling, batch: int = 8) -> Iterator[Chunks]:
         """Yield the probabilities of every image at its own resolution, in chunks of rows.
@@ -146,7 +155,8 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None
-    calibrator = None if folder == run_or_checkpoint else _own_calibrator(run_or_checkpoint, config)
+    is_run = folder.parent == run_or_checkpoint / "checkpoints"
+    calibrator = _own_calibrator(run_or_checkpoint, config) if is_run else None
     model = prepare_model(model, where, config.engine.graphs and is_plain(model.network))
     return Predictor(model, config, where, None if calibrator is None else calibrator.to(where))
 

@@ -16,7 +16,7 @@ def commands_text(summary: Summary, figures: list[Path]) -> str:
     """
     files = ["table.md", "table.tex", "table.csv", "results.json", *(f"figures/{path.name}" for path in figures)]
     parts = [
-        "# Commands",
+        "<!-- densecal benchmark -->\n# Commands",
         "The whole benchmark; run again, it does only what is missing or changed:",
         f"```\n{summary.command}\n```",
         "The tables and figures alone, from the result files:",

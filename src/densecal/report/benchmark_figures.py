@@ -23,6 +23,7 @@ from densecal.report.figures import (
     ORANGE,
     RED,
     file_name,
+    joint_bins_figure,
     joint_figure,
     plain_text,
     save_figures,
@@ -49,13 +50,15 @@ def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
         rows = [row for row in summary.rows if row.dataset == dataset and not row.grid and _has_joint(row)]
         if rows:
             drawn[f"joint-{file_name(dataset)}"] = joint_figure([_pooled(row) for row in rows])
+            firsts = [replace(next(iter(row.records.values())), name=row.name) for row in rows]
+            drawn[f"joint-bins-{file_name(dataset)}"] = joint_bins_figure(firsts)
     for sweep in sweeps(summary):
         for bins in summary.matrix.bins:
             drawn[f"sweep-{sweep.method}-{sweep.key}-{bins}-bins"] = sweep_figure(summary, sweep, bins)
     paths = convergence(summary)
     if paths:
         drawn["convergence"] = convergence_figure(paths)
-    return save_figures(drawn, folder)
+    return save_figures(drawn, folder, "benchmark")
 
 
 def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
@@ -64,7 +67,7 @@ def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
     datasets = [d for d in summary.datasets if any(sweep.points(line, d) for line in sweep.lines)]
     panels = [
         ("calibration", "ece_ew", f"ECE (%), {bins} bins", 100.0, other),
-        ("calibration", "oe_ew", f"OE (%), {bins} bins", 100.0, other),
+        ("calibration", "oe_ew_weighted", f"OE weighted (%), {bins} bins", 100.0, other),
         ("segmentation", _score(sweep), "F max" if _score(sweep) == "f_max" else "mIoU", 1.0, None),
     ]
     figure = Figure(figsize=(10.5, 2.7 * len(datasets) + 0.5), layout="constrained")
@@ -85,7 +88,7 @@ def sweep_figure(summary: Summary, sweep: Sweep, bins: int) -> Figure:
             _scale_x(axis, sweep)
             if key == "ece_ew":
                 _scale_ece(axis)
-            elif key == "oe_ew":
+            elif key == "oe_ew_weighted":
                 axis.set_ylim(bottom=0)
     for axis in axes[-1]:
         axis.set_xlabel(_SYMBOLS.get(sweep.key, sweep.key))
@@ -112,7 +115,7 @@ def convergence_figure(paths: list[AlphaPath]) -> Figure:
     right.set(xlabel="epoch", ylabel=r"expected confidence $1 - \alpha\beta/2$")
     for axis in (left, right):
         axis.grid(alpha=0.25, linewidth=0.6)
-        axis.set_xlim(left=1)
+        axis.set_xlim(left=min(path.epochs[0] for path in paths))  # a second stage begins after the first
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from densecal.benchmark.studies import EffectiveRange, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary, results, spread
 from densecal.benchmark.tuning import MAX_DROP
 from densecal.io.atomic import write_json, write_text
-from densecal.report.tables import COLUMNS, Column, csv_rows, escape_latex
+from densecal.io.csv_rows import csv_rows
+from densecal.names import printable
+from densecal.report.tables import BINNINGS, COLUMNS, WEIGHTED, Column, escape_latex, terminal_text
 
 _BY_KEY = {column.key: column for column in COLUMNS}
 _NLL = Column("calibration", "nll", "NLL", "NLL", False, min)
@@ -25,8 +26,10 @@ _OOD = (
     Column("ood", "fpr95", "FPR95", "FPR95", False, min),
 )
 """Figures of images without foreground."""
-MAIN = (_BY_KEY["ece_ew"], _BY_KEY["oe_ew"])
+MAIN = (_BY_KEY["ece_ew"], _BY_KEY["oe_ew_weighted"])
 """The figures of the paper's Table 1."""
+PAPER = {"Bins of equal width": MAIN, **BINNINGS}
+"""The figures of the paper's tables of calibration, by what the bins are."""
 SWEPT = (*MAIN, _BY_KEY["f_max"], _BY_KEY["miou"])
 _AFTER_BRIER = COLUMNS.index(_BY_KEY["brier"]) + 1
 DETAILS = (*COLUMNS[:_AFTER_BRIER], _NLL, *COLUMNS[_AFTER_BRIER:], *_OOD)
@@ -58,44 +61,52 @@ def write_tables(summary: Summary, out: Path) -> None:
     write_text(out / "table.md", markdown_text(summary))
     write_text(out / "table.tex", latex_text(summary))
     write_text(out / "table.csv", csv_text(summary))
-    write_json(out / "results.json", results(summary))
+    write_json(out / "results.json", {"densecal": "benchmark", **results(summary)})
     ranges = _alpha_ranges(summary)
     if ranges:
         write_text(out / "effective_alpha.csv", _ranges_csv(ranges))
         write_text(out / "effective_alpha.tex", _ranges_latex(summary, ranges))
 
 
-def terminal_table(summary: Summary) -> Table:
-    """Return the main table for the terminal."""
-    lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
-    table = Table(
-        title="Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined",
-        title_justify="left",
-    )
+def terminal_tables(summary: Summary) -> list[Table]:
+    """Return the table of every binning for the terminal."""
+    head = f"Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined. {WEIGHTED}"
+    return [
+        _terminal_table(summary, f"{head}\n{title}" if columns is MAIN else title, columns)
+        for title, columns in _shown(summary)
+    ]
+
+
+def _terminal_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> Table:
+    lines, cells = _lines(summary, grid=False), _cells(summary, columns)
+    table = Table(title=title, title_justify="left")
     table.add_column("method")
     for dataset, column in cells:
-        table.add_column(f"{escape(dataset)}\n{column.heading}", justify="right")
+        table.add_column(f"{terminal_text(dataset)}\n{column.heading}", justify="right")
     styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
     for line, texts, is_last in _texts(
         lines, cells, lambda m, s, mark: styles[mark].format(m) + (f" ± {s}" if s else "")
     ):
-        table.add_row(escape(line.name), *texts, end_section=is_last)
+        table.add_row(terminal_text(line.name), *texts, end_section=is_last)
     return table
 
 
 def markdown_text(summary: Summary) -> str:
     """Return every table as Markdown, with the command that made them."""
     parts = [
-        "# Benchmark",
+        "<!-- densecal benchmark -->\n# Benchmark",
         f"Made by `{summary.command}`; the commands behind every row are in `commands.md`.",
         f"Calibration in per cent with {summary.bins} bins, mean ± standard deviation over the seeds "
         f"{', '.join(map(str, summary.matrix.seeds))}. **Best**, *second*. Calibrators were fitted on the validation "
         "images. Ensembles and MC dropout cost several models or passes; they are shown for reference and not marked.",
+        WEIGHTED,
         *_notes(summary),
     ]
     lines = _lines(summary, grid=False)
     if lines:
         parts.append(_markdown_table(lines, _cells(summary, MAIN)))
+        for title, columns in _shown(summary)[1:]:
+            parts += [f"## {title}", _markdown_table(lines, _cells(summary, columns))]
         for dataset in summary.datasets:
             parts += [f"## {dataset}", _markdown_table(lines, _detail_cells(summary, dataset, lines))]
         if any(row.ood for row in summary.rows):
@@ -115,15 +126,25 @@ def markdown_text(summary: Summary) -> str:
 
 
 def latex_text(summary: Summary) -> str:
-    """Return the main table in booktabs style, two columns per data set, like the paper's Table 1."""
-    lines, cells = _lines(summary, grid=False), _cells(summary, MAIN)
+    """Return the table of every binning in booktabs style, the columns of a data set together, like the paper's."""
+    head = [
+        r"% densecal benchmark; needs \usepackage{booktabs}",
+        "% calibration in per cent, mean and standard deviation over seeds",
+        "% OE is weighted by confidence, as in the paper's tables",
+        f"% made by: {printable(summary.command)}",
+        "",
+    ]
+    return "\n".join([*head, *(_latex_table(summary, title, columns) for title, columns in _shown(summary))])
+
+
+def _latex_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> str:
+    lines, cells = _lines(summary, grid=False), _cells(summary, columns)
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
-    wide = len(MAIN)
+    wide = len(columns)
     heads = " & ".join(rf"\multicolumn{{{wide}}}{{c}}{{{escape_latex(dataset)}}}" for dataset in datasets)
     rules = " ".join(rf"\cmidrule(lr){{{2 + wide * i}-{1 + wide * (i + 1)}}}" for i in range(len(datasets)))
     out = [
-        r"% needs \usepackage{booktabs}; calibration in per cent, mean and standard deviation over seeds",
-        f"% made by: {summary.command}",
+        f"% {title.lower()}",
         r"\begin{tabular}{l" + "r" * len(cells) + "}",
         r"\toprule",
         rf" & {heads} \\",
@@ -173,6 +194,11 @@ def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | No
     """Return the columns of every data set that has figures for them."""
     lines = _lines(summary, grid=False) if lines is None else lines
     return [(d, c) for d in summary.datasets for c in columns if _has_figures(summary, lines, d, c)]
+
+
+def _shown(summary: Summary) -> list[tuple[str, tuple[Column, ...]]]:
+    """Return the binnings that there are figures for, those of the main table first."""
+    return [(title, columns) for title, columns in PAPER.items() if columns is MAIN or _cells(summary, columns)]
 
 
 def _detail_cells(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
@@ -242,7 +268,7 @@ def _markdown_table(lines: list[Line], cells: list[Cell], marked: bool = True) -
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
     rule = ["---", *["---:"] * (len(heads) - 1)]
     lines = [heads, rule, *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(printable(text).replace("|", r"\|") for text in line) + " |" for line in lines)
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -289,7 +315,8 @@ def _alpha_ranges(summary: Summary) -> list[EffectiveRange]:
     ]
 
 
-def _range_text(alphas: EffectiveRange) -> str:
+def range_text(alphas: EffectiveRange) -> str:
+    """Return a range in per cent, as the paper prints it."""
     if alphas.lower is None or alphas.upper is None:
         return "none"
     return f"{100 * alphas.lower:g} - {100 * alphas.upper:g}"
@@ -302,7 +329,7 @@ def _ranges_markdown(summary: Summary, ranges: list[EffectiveRange]) -> str:
     ]
     for bins, datasets, lines in _range_tables(summary, ranges):
         rows = [
-            [line, *(f"{_range_text(r)} (best {100 * r.best:g}: {100 * r.ece:.2f})" for r in line_ranges)]
+            [line, *(f"{range_text(r)} (best {100 * r.best:g}: {100 * r.ece:.2f})" for r in line_ranges)]
             for line, line_ranges in lines
         ]
         parts.append(_markdown([f"{bins} bins", *datasets], rows))
@@ -310,12 +337,12 @@ def _ranges_markdown(summary: Summary, ranges: list[EffectiveRange]) -> str:
 
 
 def _ranges_latex(summary: Summary, ranges: list[EffectiveRange]) -> str:
-    out = [r"% needs \usepackage{booktabs}", f"% made by: {summary.command}"]
+    out = [r"% densecal benchmark; needs \usepackage{booktabs}", f"% made by: {printable(summary.command)}"]
     for bins, datasets, lines in _range_tables(summary, ranges):
         out += [r"\begin{tabular}{l" + "c" * len(datasets) + "}", r"\toprule"]
         out += [" & ".join([rf"$\alpha$ in \%, {bins} bins", *map(escape_latex, datasets)]) + r" \\", r"\midrule"]
         out += [
-            " & ".join([escape_latex(line), *(_range_text(r).replace("-", "--") for r in line_ranges)]) + r" \\"
+            " & ".join([escape_latex(line), *(range_text(r).replace("-", "--") for r in line_ranges)]) + r" \\"
             for line, line_ranges in lines
         ]
         out += [r"\bottomrule", r"\end{tabular}", ""]

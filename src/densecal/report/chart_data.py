@@ -11,10 +11,12 @@ import numpy as np
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from densecal.evaluation.record import Curve, OutOfDistribution, Record
+from densecal.evaluation.record import Curve, OutOfDistribution, Record, known_interval
+from densecal.names import printable
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
 from densecal.report.runs import Run
+from densecal.report.sections import class_name, has_classes
 
 _INTERVALS = ("ece_ew", "oe_ew", "ue_ew", "ece_image_mean", "brier", "nll", "accuracy", "mean_confidence")
 _QUANTILES = ("min", "q25", "median", "q75", "max")
@@ -59,21 +61,24 @@ def page_data(
 
 def safe_json(value: Any) -> Markup:
     """Return JSON that no browser can take for markup, whatever names it holds. NaN and infinity become null."""
-    return htmlsafe_json_dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return htmlsafe_json_dumps(_shown(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def _record(record: Record, colours: Colours) -> Json:
     calibration, reliability = record.calibration, record.reliability
-    intervals = calibration.ci
+    intervals = {key: ends for key in _INTERVALS if (ends := known_interval(calibration.ci, key))}
     data: Json = {
         "name": record.name,
         "dataset": record.dataset,
         "colour": colours.of(record.name),
         "ece": f"{100 * calibration['ece_ew']:.2f} %" if "ece_ew" in calibration else "",
         "figures": {key: _rounded(calibration.get(key), 6) for key in _INTERVALS},
-        "intervals": {key: [_rounded(v, 6) for v in intervals[key]] for key in _INTERVALS if key in intervals},
+        "intervals": {key: [_rounded(v, 6) for v in ends] for key, ends in intervals.items()},
         "reliability": _curve(reliability.curve),
         "foreground": None if reliability.foreground is None else _curve(reliability.foreground),
+        "classes": [{"name": class_name(record, k), **_curve(curve)} for k, curve in enumerate(reliability.classes)]
+        if has_classes(record)
+        else [],
         "histogram": asdict(reliability.histogram),
         "joint": {key: getattr(record.joint, key) for key in ("cells", "counts", "mean_confidence", "mean_accuracy")},
         "thresholds": None,
@@ -163,10 +168,12 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with None for every NaN and infinity."""
+def _shown(value: Any) -> Any:
+    """Return the value with None for every NaN and infinity, and with printable text."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_shown(item) for item in value]
+    if isinstance(value, str):
+        return printable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

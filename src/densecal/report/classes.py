@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from densecal.evaluation.record import Record
 from densecal.report.figures import CYCLE, GREY, by_folder, plain_text, save_figures
+from densecal.report.sections import class_name, has_classes
 
 _COLUMNS = 6
 
@@ -22,9 +23,9 @@ def write_class_figures(records: list[Record], folder: Path) -> list[Path]:
     """
     written = []
     for subfolder, group in by_folder(records, folder):
-        several = [record for record in group if (record.settings.classes or 1) > 1]
+        several = list(filter(has_classes, group))
         if several:
-            written += save_figures({"reliability-classes": class_figure(several)}, subfolder)
+            written += save_figures({"reliability-classes": class_figure(several)}, subfolder, "evaluate")
     return written
 
 
@@ -53,7 +54,7 @@ def class_figure(records: list[Record]) -> Figure:
             colour = CYCLE[i % len(CYCLE)]
             axis.plot(x, y, "o-", color=colour, linewidth=1, markersize=3, label=plain_text(record.name))
             errors.append(f"{100 * curve.ece:.2f}")
-        axis.set_title(f"class {k}: ECE {' / '.join(errors)} %", fontsize=8)
+        axis.set_title(f"{plain_text(class_name(records[0], k))}: ECE {' / '.join(errors)} %", fontsize=8)
         axis.set(xlim=(0, 1), ylim=(0, 1))
     for axis in axes[::columns]:
         axis.set_ylabel("share of the class", fontsize=8)

@@ -6,20 +6,30 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from densecal.evaluation.record import Curve, Record
 from densecal.io.atomic import write_atomically
+from densecal.io.outputs import software
+from densecal.names import printable
 from densecal.report.tables import by_dataset
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7F7F7F"
+_STEMS = ("reliability", "joint", "confidence", "curves", "histograms", "sweep-", "convergence")
+"""How the names of the figures of evaluations and benchmarks begin."""
 CYCLE = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+
+_DENSITY_CELLS = 200
+_LEAST_WIDTH = 2e-3
+"""Least standard deviation of the kernel of the density over bins."""
 
 
 def write_figures(records: list[Record], folder: Path) -> list[Path]:
@@ -37,13 +47,14 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
         drawn = {
             "reliability": reliability_figure(group),
             "joint": joint_figure(group),
+            "joint-bins": joint_bins_figure(group),
             "confidence": confidence_figure(group),
         }
         if any(record.reliability.foreground is not None for record in group):
             drawn["reliability-foreground"] = foreground_figure(group)
         if all(record.curves is not None for record in group):
             drawn["curves"] = curve_figure(group)
-        written += save_figures(drawn, subfolder)
+        written += save_figures(drawn, subfolder, "evaluate")
     return written
 
 
@@ -54,17 +65,21 @@ def by_folder(records: list[Record], folder: Path) -> Iterator[tuple[Path, list[
         yield folder / file_name(dataset) if len(groups) > 1 else folder, group
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
-    write_atomically(path, lambda stream: figure.savefig(stream, format="png", dpi=150))
-
-
-def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """Write figures by name as ``NAME.png``, and return the files."""
+def save_figures(figures: Mapping[str, Figure], folder: Path, command: str) -> list[Path]:
+    """Write the figures of a command by name as ``NAME.png``, each whole or not at all, and return the files."""
     paths = [folder / f"{name}.png" for name in figures]
+    about = {"Software": software(command)}
     for figure, path in zip(figures.values(), paths, strict=True):
-        save(figure, path)
+        write_atomically(path, partial(figure.savefig, format="png", dpi=150, metadata=about))
     return paths
+
+
+def figure_targets(folder: Path | None) -> list[tuple[Path, str]]:
+    """Return the PNG files in a folder for figures that figures may replace: those with the name of a figure."""
+    if folder is None or not folder.is_dir():
+        return []
+    files = (file for pattern in ("*.png", "*/*.png", "ood/*/*.png") for file in folder.glob(pattern))
+    return [(file, "png") for file in files if file.stem.startswith(_STEMS)]
 
 
 def reliability_figure(records: list[Record]) -> Figure:
@@ -100,7 +115,53 @@ def joint_figure(records: list[Record]) -> Figure:
         axis.set(xlim=(max(low, 0.0), 1.0), ylim=(low, 1.0), xlabel="mean confidence of an image")
         axis.set_title(_title(record), fontsize=9)
     axes[0].set_ylabel("accuracy of the image")
+    figure.suptitle("Density of images", fontsize=10)
     return figure
+
+
+def joint_bins_figure(records: list[Record]) -> Figure:
+    """Draw the joint density as the authors of the paper do: of pixels, over the means of the bins.
+
+    Every pixel counts as a point at the mean confidence and the accuracy of its bin, so that there are as many distinct
+    points as filled bins. The smoothing is that of a kernel estimate from as many points as there are images.
+    """
+    figure, axes = _panels(records, 3.2)
+    ticks = (np.arange(_DENSITY_CELLS) + 0.5) / _DENSITY_CELLS
+    for axis, record in zip(axes, records, strict=True):
+        density = bin_density(record.reliability.curve, record.images, ticks)
+        density[density < 1e-3 * density.max()] = np.nan
+        axis.imshow(density, origin="lower", extent=(0, 1, 0, 1), cmap="YlGnBu", aspect="auto")
+        axis.plot([0, 1], [0, 1], "--", color=RED, linewidth=1.0)
+        axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean confidence of a bin")
+        axis.set_title(_title(record), fontsize=9)
+    axes[0].set_ylabel("accuracy of the bin")
+    figure.suptitle("Density of pixels over the means of their bins, as the paper's authors draw it", fontsize=10)
+    return figure
+
+
+def bin_density(curve: Curve, images: int, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the density of pixels over the means (C_b, A_b) of their bins at every pair of ticks, accuracy first.
+
+    Args:
+        curve: Pixels, mean confidence and accuracy of each bin.
+        images: Number of points of the kernel estimate; Scott's rule makes its bandwidth from it.
+        ticks: Where the density is wanted, on both axes.
+    """
+    count = np.array(curve.count, dtype=float)
+    weights = count / count.sum()
+    points = np.stack([curve.confidence, curve.accuracy])
+    centred = points - points @ weights[:, None]
+    # the floor keeps bins on a line, or a single bin, visible
+    scale = images ** (-1 / 3) * images / max(images - 1, 1)
+    covariance = scale * (centred * weights) @ centred.T + _LEAST_WIDTH**2 * np.eye(2)
+    x, y = np.meshgrid(ticks, ticks)
+    heights = np.zeros(x.shape)
+    for point, weight in zip(points.T, weights, strict=True):  # one bin at a time: a thousand at once take gigabytes
+        if weight > 0:
+            offsets = np.stack([x - point[0], y - point[1]])
+            distance = np.einsum("iyx,ij,jyx->yx", offsets, np.linalg.inv(covariance), offsets)
+            heights += weight * np.exp(-distance / 2)
+    return heights / (2 * np.pi * math.sqrt(np.linalg.det(covariance)))
 
 
 def confidence_figure(records: list[Record]) -> Figure:
@@ -194,8 +255,8 @@ def _title(record: Record) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Escape the dollar signs of a name, so that they start no formula."""
-    return text.replace("$", r"\$")
+    """Escape the dollar signs of a name, so that they start no formula, and its control characters."""
+    return printable(text).replace("$", r"\$")
 
 
 def file_name(text: str) -> str:

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.data.pairs import find_comparisons, find_pairs
 from densecal.errors import InputError
 from densecal.evaluation.folders import Evaluation, evaluate
 from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
 from densecal.io.images import IMAGE_SUFFIXES, read_image
 from densecal.io.masks import VOID
-from densecal.io.pairs import (
-    Pair,
-    find_comparisons,
-    find_pairs,
-    read_class_pair,
-    read_foreground_pair,
-    resize_map,
-)
+from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair, resize_map
 from densecal.metrics.entropy import binary_entropy, normalised_entropy
 from densecal.metrics.levels import ROW_SCALARS
 from densecal.report import pictures
@@ -128,7 +122,7 @@ def model_examples(evaluation: Evaluation, predictor: Predictor, data: ImageSet,
         truth_picture = pictures.labels(truth, void) if data.classes > 1 else pictures.mask(truth > 0, void)
         p = resize_map(p, truth.shape) if p.shape[-2:] != truth.shape else p
         map_pictures, entropy = _map_pictures(p, void)
-        shown = {"image": pictures.photo(image), "mask": truth_picture, **map_pictures}
+        shown = {"image": pictures.photo(image, truth.shape), "mask": truth_picture, **map_pictures}
         record = evaluation.record
         examples.append(Example(record.name, record.dataset, name, confidence, accuracy, entropy, shown))
     return examples

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from densecal.data.pairs import find_comparisons, find_masks
 from densecal.errors import InputError
 from densecal.evaluation.ood import compare_ood
 from densecal.evaluation.record import VALIDATION, PairedDifference, Record, from_file
 from densecal.io.documents import read_json
+from densecal.io.folders import files_in
+from densecal.io.map_files import map_suffixes
+from densecal.io.run_files import run_files
+from densecal.report.gallery import Folders
 from densecal.report.page import Page, page_text
-from densecal.report.runs import Run, is_run, read_run
+from densecal.report.runs import Run, data_files, is_run, read_run
 
 _KINDS = "a run folder, a file that densecal evaluate --json wrote, or a benchmark folder"
 
@@ -61,6 +66,22 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         inputs.runs += part.runs
         inputs.logs += part.logs
     return inputs
+
+
+def files_read(paths: Sequence[Path], folders: Folders | None) -> Iterator[Path]:
+    """Yield the files that a report of these paths reads, so that it is not written over one of them."""
+    for path in paths:
+        cells = [*path.glob("cells/*/*"), *path.glob("references/**")]
+        yield from (path, path / "results.json", *(cell / "result.json" for cell in cells))
+        for run in (path, *(cell / "run" for cell in cells)):
+            yield from run_files(run)
+            if is_run(run):
+                yield from data_files(run)
+    if folders is not None:
+        for _, _, maps, masks in find_comparisons(folders.predictions, folders.masks):
+            yield from (*files_in(maps, map_suffixes()), *find_masks(masks).values())
+        if folders.images is not None:
+            yield from (file for inner in ("*", "*/*") for file in folders.images.glob(inner))
 
 
 def _read_checked(path: Path, name: str) -> Inputs:

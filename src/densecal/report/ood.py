@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.markup import escape
 from rich.table import Table
 
 from densecal.evaluation.record import Record
 from densecal.report.figures import BLUE, RED, file_name, joint_figure, plain_text, reliability_figure, save_figures
-from densecal.report.tables import percent
+from densecal.report.tables import percent, terminal_text
 
 _PERCENT = ("ece_ew", "oe_ew", "oe_ew_weighted", "accuracy", "mean_confidence")
 
@@ -29,7 +28,7 @@ def ood_table(records: list[Record]) -> Table:
             outside = entry.record
             figures = [outside.calibration[key] for key in _PERCENT] + [entry.auroc, entry.fpr95]
             names = (entry.dataset, record.name, record.dataset)
-            table.add_row(*map(escape, names), f"{outside.images:,}", *map(percent, figures))
+            table.add_row(*map(terminal_text, names), f"{outside.images:,}", *map(percent, figures))
     return table
 
 
@@ -57,7 +56,7 @@ def write_ood_figures(records: list[Record], folder: Path) -> list[Path]:
             "joint": joint_figure(outside),
             "reliability": reliability_figure(outside),
         }
-        written += save_figures(drawn, folder / "ood" / file_name(dataset))
+        written += save_figures(drawn, folder / "ood" / file_name(dataset), "evaluate")
     return written
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from densecal import __version__
 from densecal.evaluation.record import PairedDifference, Record
 from densecal.io.atomic import write_text
+from densecal.names import printable
 from densecal.report import sections
 from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
@@ -88,9 +89,9 @@ def page_text(page: Page) -> str:
         "script": Markup("\n").join(_web_file(name) for name in _SCRIPTS),
     }
     frame = _render("page.html", data="", **values)
-    budget = MOST_BYTES - len(_utf8(frame))
+    budget = MOST_BYTES - len(frame.encode("utf-8"))
     data = page_data(page.records, page.runs, page.examples, Album(), budget)
-    return _utf8(_render("page.html", data=data, **values)).decode("utf-8")
+    return str(_render("page.html", data=data, **values))
 
 
 def _sections(page: Page) -> list[_Section]:
@@ -109,7 +110,9 @@ def _sections(page: Page) -> list[_Section]:
         add("summary", "Summary", cards=cards, differences=differences)
         add("methods", "Methods", columns=columns, best_first=best_first, titles=sections.TITLES, rows=rows)
         foreground = any(record.reliability.foreground is not None for record in records)
-        add("reliability", "Reliability", foreground=foreground)
+        add("reliability", "Reliability", foreground=foreground, classes=sections.class_names(records))
+        if class_rows := sections.class_rows(records):
+            add("classes", "Classes", rows=class_rows)
         add("joint", "Images")
     if any(record.thresholds or record.curves for record in records):
         add("threshold", "Threshold")
@@ -140,14 +143,15 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _utf8(text: str) -> bytes:
-    # file names need not be Unicode
-    return text.encode("utf-8", "replace")
+def _shown(value: Any) -> Any:
+    """Return text as the page shows it; markup has been made of such text."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 _TEMPLATES = Environment(
     loader=PackageLoader("densecal.report"),
     autoescape=True,
+    finalize=_shown,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

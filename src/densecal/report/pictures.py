@@ -43,8 +43,17 @@ class Picture:
     pixels: Bytes
 
 
-def photo(image: Bytes) -> Picture:
-    """Return the picture of a photograph (H, W, 3)."""
+def photo(image: Bytes, shape: tuple[int, ...] | None = None) -> Picture:
+    """Return the picture of a photograph (H, W, 3).
+
+    Args:
+        image: The pixels.
+        shape: Height and width of the photograph, where the pixels were resized to the square that a network sees.
+    """
+    if shape is not None:
+        factor = SIDE / max(shape)
+        height, width = (max(1, round(side * factor)) for side in shape)
+        image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
     return Picture("photo", _shrink(image, SIDE, Image.Resampling.BOX))
 
 

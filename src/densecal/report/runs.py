@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
-from densecal.io.documents import parse_json, read_text, read_yaml
+from densecal.io.documents import read_text, read_yaml
+from densecal.io.urls import is_remote
+from densecal.names import from_csv_cell, printable
 from densecal.report import pictures
 from densecal.report.gallery import Example, model_examples
 from densecal.report.pictures import Picture
 from densecal.runtime.progress import Progress, retitle, silent
+from densecal.training.logs import read_log
 
 if TYPE_CHECKING:
     from densecal.evaluation.folders import Evaluation
     from densecal.evaluation.model import ImageSet
-    from densecal.training.config import Config
+    from densecal.training.config import Config, DataConfig
+    from densecal.training.samples import Part
 
 EXTREMES = 8
 """Images shown with the highest alpha, and with the lowest."""
@@ -79,7 +86,7 @@ def read_run(folder: Path, name: str) -> Run:
     Raises:
         InputError: A file is damaged.
     """
-    return Run(name, folder, _read_log(folder / "log.jsonl"), _read_alpha(folder / "alpha.csv"))
+    return Run(name, folder, read_log(folder / "log.jsonl"), _read_alpha(folder / "alpha.csv"))
 
 
 def with_extremes(run: Run) -> Run:
@@ -107,6 +114,7 @@ def validate_run(run: Run, count: int, progress: Progress = silent) -> Validatio
     from densecal.prediction.predictor import load_predictor
 
     predictor = load_predictor(run.folder)
+    _refuse_urls(predictor.config.data)
     data = _subset(load_validation_set(predictor.config.data, progress))
     evaluation = evaluate_model(
         predictor.model, data, {run.name: predictor.calibrator}, device=predictor.device, batch=16,
@@ -114,6 +122,15 @@ def validate_run(run: Run, count: int, progress: Progress = silent) -> Validatio
     )[run.name]  # fmt: skip
     source = predictor.config.data.model_dump_json(include={"images", "masks", "validation", "scenes", "size"})
     return Validation(evaluation, model_examples(evaluation, predictor, data, count), source)
+
+
+def data_files(folder: Path) -> Iterator[Path]:
+    """Yield the image files that a run was trained on, as far as they can be listed."""
+    from densecal.data import Source
+
+    with contextlib.suppress(InputError, ImportError):
+        for part in _open_parts(_read_config(folder).data):
+            yield from part.source.files() if isinstance(part.source, Source) else ()
 
 
 def _subset(data: ImageSet) -> ImageSet:
@@ -136,15 +153,33 @@ def _read_config(folder: Path) -> Config:
     return parse_config(read_yaml(path, "the configuration of a run"), str(path))
 
 
-def _training_pictures(config: Config, names: list[str]) -> dict[str, dict[str, Picture]]:
+def _open_parts(data: DataConfig) -> tuple[Part, Part]:
     from densecal.training.samples import open_parts
 
-    part = open_parts(config.data)[0]
+    _refuse_urls(data)
+    return open_parts(data)
+
+
+def _refuse_urls(data: DataConfig) -> None:
+    """Refuse data at a URL: the run may be a stranger's, and a report makes no request that nobody asked for."""
+    images = data.images if isinstance(data.images, list) else [data.images]
+    for path in (*images, data.masks, data.validation):
+        if isinstance(path, str) and is_remote(Path(path)):
+            raise InputError("data", f"the URL {path}", "local images, because a report makes no request")
+
+
+def _training_pictures(config: Config, names: list[str]) -> dict[str, dict[str, Picture]]:
+    part = _open_parts(config.data)[0]
     classes = config.data.classes
-    missing = sorted(set(names) - set(part.source.names))
+    by_shown_name = {printable(name): name for name in part.source.names}  # alpha.csv holds escaped names
+    missing = sorted(set(names) - by_shown_name.keys())
     if missing:
         raise InputError(str(config.data.images), f"no image {missing[0]}", "the images of the run")
-    return {name: _pair_pictures(part.source.image(name), part.source.mask(name, classes), classes) for name in names}
+
+    def pair(name: str) -> dict[str, Picture]:
+        return _pair_pictures(part.source.image(name), part.source.mask(name, classes), classes)
+
+    return {name: pair(by_shown_name[name]) for name in names}
 
 
 def _pair_pictures(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> dict[str, Picture]:
@@ -152,23 +187,11 @@ def _pair_pictures(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: i
     return {"image": pictures.photo(image), "mask": truth}
 
 
-def _read_log(path: Path) -> list[dict[str, Any]]:
-    expected = "a JSON object with epoch, loss and validation"
-    log = []
-    for number, line in enumerate(read_text(path, "the log of a run").splitlines(), start=1):
-        where = f"{path} line {number}"
-        entry = parse_json(line, where, expected)
-        if not isinstance(entry, dict) or not {"epoch", "loss", "validation"} <= entry.keys():
-            raise InputError(where, "not an entry of a log", expected)
-        log.append(entry)
-    return log
-
-
 def _read_alpha(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-        try:
-            return {row["name"]: float(row["value"]) for row in csv.DictReader(stream)}
-        except (KeyError, TypeError, ValueError, csv.Error):
-            raise InputError(path, "not a table of names and values", "the columns name and value") from None
+    rows = csv.DictReader(io.StringIO(read_text(path, "the values of a run"), newline=""))
+    try:
+        return {from_csv_cell(row["name"]): float(row["value"]) for row in rows}
+    except (KeyError, TypeError, ValueError, AttributeError, csv.Error):
+        raise InputError(path, "not a table of names and values", "the columns name and value") from None

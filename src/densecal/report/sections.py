@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from densecal.evaluation.record import PairedDifference, Record
+from densecal.evaluation.record import PairedDifference, Record, known_interval
 from densecal.report.runs import Run
 from densecal.report.tables import COLUMNS, Column, best_values, by_dataset, fixed, percent
 
 TITLES = {
     "ece_ew": "expected calibration error, equal-width bins",
     "oe_ew": "over-confidence: the part of the ECE where confidence exceeds accuracy",
+    "oe_ew_weighted": "over-confidence weighted by confidence, the form of the paper's tables",
     "ece_em": "expected calibration error, equal-mass bins",
     "ece_sweep": "expected calibration error, monotone equal-mass bins",
     "ece_foreground": "expected calibration error of the foreground probability",
@@ -22,9 +23,13 @@ TITLES = {
     "e_max": "best E over thresholds, maps stretched",
     "s_measure": "S-measure",
     "mae": "mean absolute error, maps stretched",
-    "miou": "mean intersection over union",
+    "miou": "mean intersection over union of the classes, all pixels pooled",
+    "iou": "intersection over union of the foreground, all pixels pooled",
+    "dice": "Dice coefficient, all pixels pooled",
+    "iou_image_mean": "intersection over union per image, mean over images",
+    "dice_image_mean": "Dice coefficient per image, mean over images",
 }
-_SUMMARY = ("ece_ew", "oe_ew", "brier", "accuracy", "f_max", "miou")
+_SUMMARY = ("ece_ew", "oe_ew", "brier", "accuracy", "f_max", "miou", "dice_image_mean")
 _PAIRED = ("ece_ew", "oe_ew", "brier", "accuracy")
 
 
@@ -95,6 +100,40 @@ def method_rows(records: Sequence[Record], columns: Sequence[Column]) -> list[tu
     return rows
 
 
+def class_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return class, method, data set, calibration error and IoU of every class of the records that have several."""
+    rows = []
+    for record in filter(has_classes, records):
+        overlaps = record.segmentation.get("iou", ())
+        for k, curve in enumerate(record.reliability.classes):
+            iou = overlaps[k] if isinstance(overlaps, tuple) and k < len(overlaps) else math.nan
+            rows.append([class_name(record, k), record.name, record.dataset, percent(curve.ece), fixed(iou, 3)])
+    return rows
+
+
+def class_names(records: Sequence[Record]) -> list[str]:
+    """Return the classes of all records, by number where data sets differ; none where maps hold foreground alone."""
+    names: list[str] = []
+    for record in filter(has_classes, records):
+        own = [class_name(record, k) for k in range(len(record.reliability.classes))]
+        agreed = [
+            name if name == other else f"class {k}" for k, (name, other) in enumerate(zip(names, own, strict=False))
+        ]
+        names = [*agreed, *(own if len(own) > len(names) else names)[len(agreed) :]]
+    return names
+
+
+def has_classes(record: Record) -> bool:
+    """Return whether the maps hold several classes."""
+    return (record.settings.classes or 1) > 1
+
+
+def class_name(record: Record, k: int) -> str:
+    """Return what a class is called: its name if it has one, else its number."""
+    names = record.settings.class_names
+    return names[k] if k < len(names) else f"class {k}"
+
+
 def training_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return name, epochs, best epoch, loss and validation figures of every run at its last epoch."""
     rows = []
@@ -144,11 +183,14 @@ def _card_figure(group: list[Record], column: Column) -> CardFigure:
 
 
 def _difference_cell(pair: PairedDifference, key: str) -> Cell:
-    if key not in pair.ci:
+    if key not in pair.difference:
         return Cell("-")
-    low, high = pair.ci[key]
-    interval = f"{100 * low:+.2f} to {100 * high:+.2f}"
-    return Cell(f"{100 * pair.difference[key]:+.2f}", interval, low > 0 or high < 0)
+    text = f"{100 * pair.difference[key]:+.2f}"
+    ends = known_interval(pair.ci, key)
+    if ends is None:
+        return Cell(text)
+    low, high = ends
+    return Cell(text, f"{100 * low:+.2f} to {100 * high:+.2f}", low > 0 or high < 0)
 
 
 def _cell(record: Record, column: Column, best: float) -> Cell:
@@ -160,8 +202,7 @@ def _cell(record: Record, column: Column, best: float) -> Cell:
 
 
 def _interval(record: Record, column: Column) -> str:
-    intervals = record.calibration.ci if column.section == "calibration" else {}
-    return " \N{EN DASH} ".join(column.text(end) for end in intervals.get(column.key, ()))
+    return " \N{EN DASH} ".join(column.text(end) for end in column.interval(record))
 
 
 def _brier(validation: Mapping[str, float | None]) -> float:

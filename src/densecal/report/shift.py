@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from rich.markup import escape
 from rich.table import Table
 
 from densecal.evaluation.shift import Shifts
 from densecal.report.figures import CYCLE, plain_text
-from densecal.report.tables import percent
+from densecal.report.tables import percent, terminal_text
 
 FIGURES = {"ece_ew": "ECE", "oe_ew": "OE", "accuracy": "accuracy"}
 
@@ -29,7 +28,7 @@ def shift_table(shifts: dict[str, Shifts]) -> Table:
         for name, by_kind in shifts.items():
             for key, label in FIGURES.items():
                 values = (by_kind[kind][severity].calibration[key] for severity in severities)
-                table.add_row(kind, escape(name), label, *map(percent, values))
+                table.add_row(kind, terminal_text(name), label, *map(percent, values))
             table.add_section()
     return table
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +10,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from densecal.evaluation.record import Record
+from densecal.evaluation.record import Record, known_interval
+from densecal.io.csv_rows import csv_rows
+from densecal.names import printable
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure that has a column: where it is, its heading, and whether high or low is good."""
+    """A figure that has a column: where it is, its heading, whether high or low is good, and how many decimals."""
 
     section: str
     key: str
@@ -25,14 +25,21 @@ class Column:
     latex: str
     percent: bool
     best: Callable[[list[float]], float]
+    digits: int | None = None
 
     def value(self, record: Record) -> float:
         """Return the figure; NaN where the record does not have it."""
         return record.figure(self.section, self.key)
 
+    def interval(self, record: Record) -> tuple[float, ...]:
+        """Return the ends of the figure's 95 % interval; empty where it has none."""
+        intervals = record.calibration.ci if self.section == "calibration" else record.segmentation_ci or {}
+        return known_interval(intervals, self.key) or ()
+
     def text(self, value: float) -> str:
-        """Return the figure as shown: in per cent, or with three decimals."""
-        return percent(value) if self.percent else fixed(value, 3)
+        """Return the figure as shown: in per cent with two decimals, or with three; ``digits`` overrides both."""
+        digits = self.digits if self.digits is not None else 2 if self.percent else 3
+        return fixed(100 * value if self.percent else value, digits)
 
 
 def _calibration(key: str, heading: str, latex: str, best: Callable[[list[float]], float] = min) -> Column:
@@ -45,7 +52,8 @@ def _segmentation(key: str, heading: str, latex: str, best: Callable[[list[float
 
 COLUMNS = (
     _calibration("ece_ew", "ECE", r"ECE\textsubscript{EW}"),
-    _calibration("oe_ew", "OE", r"OE\textsubscript{EW}"),
+    _calibration("oe_ew", "OE", r"OE"),
+    _calibration("oe_ew_weighted", "OE weighted", r"OE\textsubscript{EW}"),
     _calibration("ece_em", "ECE em", r"ECE\textsubscript{EM}"),
     _calibration("ece_sweep", "ECE sweep", r"ECE\textsubscript{SWEEP}"),
     _calibration("ece_foreground", "ECE fg", r"ECE\textsubscript{fg}"),
@@ -56,6 +64,28 @@ COLUMNS = (
     _segmentation("s_measure", "S", r"$S$"),
     _segmentation("mae", "MAE", "MAE", min),
     _segmentation("miou", "mIoU", "mIoU"),
+    _segmentation("iou", "IoU", "IoU"),
+    _segmentation("dice", "Dice", "Dice"),
+    _segmentation("iou_image_mean", "IoU/image", "IoU/image"),
+    _segmentation("dice_image_mean", "Dice/image", "Dice/image"),
+)
+BINNINGS = {
+    "Bins of equal mass": (
+        _calibration("ece_em", "ECE em", r"ECE\textsubscript{EM}"),
+        _calibration("oe_em_weighted", "OE em weighted", r"OE\textsubscript{EM}"),
+    ),
+    "Bins of equal mass, as many as keep the accuracy monotone": (
+        _calibration("ece_sweep", "ECE sweep", r"ECE\textsubscript{SWEEP}"),
+        _calibration("oe_sweep_weighted", "OE sweep weighted", r"OE\textsubscript{SWEEP}"),
+    ),
+    "Debiased, squared": (
+        Column("calibration", "ece_debias", "ECE debias", r"ECE\textsubscript{DEBIAS}", True, min, digits=3),
+    ),
+}
+"""The columns of the paper's tables of other binnings, by what the bins are."""
+WEIGHTED = (
+    "OE weighted: each bin's over-confidence times its confidence, the form of the paper's tables. "
+    "OE: without that factor, the formula of the paper's text."
 )
 
 _NOTES = {
@@ -77,13 +107,25 @@ _NOTES = {
     "aurc": "risk over coverage",
     "accuracy": "correct pixels",
     "mean_confidence": "of the winning class",
+    "iou": "all pixels pooled",
+    "dice": "all pixels pooled",
+    "iou_image_mean": "mean over images",
+    "dice_image_mean": "mean over images",
 }
 
 
 def comparison_table(records: list[Record]) -> Table:
     """Return one row per method and data set, with the best of each data set in bold."""
-    columns = used_columns(records)
-    table = Table(title="Calibration in per cent", title_justify="left")
+    return _comparison(records, used_columns(records), f"Calibration in per cent. {WEIGHTED}")
+
+
+def binning_table(records: list[Record]) -> Table:
+    """Return the errors of other binnings, laid out like `comparison_table`."""
+    return _comparison(records, _binnings(records), "Calibration in per cent, other binnings")
+
+
+def _comparison(records: list[Record], columns: Sequence[Column], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("data set")
     table.add_column("method")
     for column in columns:
@@ -92,32 +134,37 @@ def comparison_table(records: list[Record]) -> Table:
         best = best_values(group, columns)
         for record in group:
             cells = [_bold(c, c.value(record), best[c.key], "[bold]{}[/bold]") for c in columns]
-            table.add_row(escape(dataset), escape(record.name), *cells)
+            table.add_row(terminal_text(dataset), terminal_text(record.name), *cells)
         table.add_section()
     return table
 
 
 def figure_table(record: Record) -> Table:
     """Return every figure of one evaluation, with intervals where there are any."""
-    table = Table(
-        title=f"{escape(record.name)} on {escape(record.dataset)}: {record.images:,} images, {record.pixels:,} pixels",
-        title_justify="left",
-    )
+    grouped = "" if record.groups is None else f" in {record.groups:,} groups"
+    title = f"{record.name} on {record.dataset}: {record.images:,} images{grouped}, {record.pixels:,} pixels"
+    table = Table(title=terminal_text(title), title_justify="left")
     for heading, justify in (("figure", "left"), ("value", "right"), ("95 % interval", "left"), ("", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     calibration = record.calibration
     for key, value in calibration.items():
         plain = key in ("sweep_bins", "nll", "ece_debias", "auroc_error", "aurc")
         interval = ""
-        if key in calibration.ci:
-            interval = " to ".join(f"{end:.4g}" if plain else percent(end) for end in calibration.ci[key])
+        if ends := known_interval(calibration.ci, key):
+            interval = " to ".join(f"{end:.4g}" if plain else percent(end) for end in ends)
         shown = (f"{value:.4g}" if plain else f"{percent(value)} %") if not _is_missing(value) else "-"
-        table.add_row(key, shown, interval, _NOTES.get(key, ""))
+        table.add_row(terminal_text(key), shown, interval, _NOTES.get(key, ""))
     table.add_section()
     for key, score in record.segmentation.items():
         value_text = " ".join(fixed(v, 3) for v in score) if isinstance(score, tuple) else fixed(score, 4)
-        table.add_row(key, value_text, "", "")
+        interval = " to ".join(fixed(end, 4) for end in known_interval(record.segmentation_ci or {}, key) or ())
+        table.add_row(terminal_text(key), value_text, interval, _NOTES.get(key, ""))
     return table
+
+
+def terminal_text(text: str) -> str:
+    """Return text as a cell or title of a table on the terminal: no markup, no control characters."""
+    return escape(printable(text))
 
 
 def csv_text(records: list[Record]) -> str:
@@ -126,8 +173,10 @@ def csv_text(records: list[Record]) -> str:
     for record in records:
         row: dict[str, Any] = {key: getattr(record, key) for key in ("name", "dataset", "images", "pixels")}
         row |= {key: "" if _is_missing(value) else f"{value:.10g}" for key, value in record.calibration.items()}
-        for name, (low, high) in record.calibration.ci.items():
-            row[f"{name}_low"], row[f"{name}_high"] = f"{low:.10g}", f"{high:.10g}"
+        for intervals in (record.calibration.ci, record.segmentation_ci or {}):
+            for name in intervals:
+                ends = known_interval(intervals, name)
+                row[f"{name}_low"], row[f"{name}_high"] = [f"{end:.10g}" for end in ends] if ends else ("", "")
         for key, value in record.segmentation.items():
             values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
             row |= {key: "" if _is_missing(v) else f"{v:.10g}" for key, v in values.items()}
@@ -135,21 +184,19 @@ def csv_text(records: list[Record]) -> str:
     return csv_rows(rows)
 
 
-def csv_rows(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as CSV with a column per key; a missing key is an empty cell."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def latex_text(records: list[Record]) -> str:
-    """Return a booktabs table, with calibration in per cent and the best of each data set in bold."""
-    columns = used_columns(records)
+    """Return booktabs tables, with calibration in per cent and the best of each data set in bold.
+
+    The second table has the errors of other binnings.
+    """
+    weighted = r"OE with a subscript: weighted by confidence, as in the paper's tables; OE: the formula of its text"
+    head = [r"% densecal evaluate; needs \usepackage{booktabs}", f"% {weighted}", ""]
+    tables = [_latex_table(records, columns) for columns in (used_columns(records), _binnings(records))]
+    return "\n".join([*head, *tables])
+
+
+def _latex_table(records: list[Record], columns: Sequence[Column]) -> str:
     lines = [
-        r"% needs \usepackage{booktabs}",
         r"\begin{tabular}{ll" + "r" * len(columns) + "}",
         r"\toprule",
         " & ".join(["Data set", "Method", *(c.latex for c in columns)]) + r" \\",
@@ -173,7 +220,15 @@ def by_dataset(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def used_columns(records: Sequence[Record]) -> list[Column]:
     """Return the columns that some record has a figure for."""
-    return [c for c in COLUMNS if any(not math.isnan(c.value(r)) for r in records)]
+    return _with_figures(COLUMNS, records)
+
+
+def _binnings(records: Sequence[Record]) -> list[Column]:
+    return _with_figures([column for columns in BINNINGS.values() for column in columns], records)
+
+
+def _with_figures(columns: Sequence[Column], records: Sequence[Record]) -> list[Column]:
+    return [c for c in columns if any(not math.isnan(c.value(r)) for r in records)]
 
 
 def best_values(group: Sequence[Record], columns: Sequence[Column]) -> dict[str, float]:
@@ -205,9 +260,9 @@ def _is_missing(value: float | None) -> bool:
 
 
 def escape_latex(text: str) -> str:
-    """Return text in which no character has a meaning of its own in LaTeX."""
+    """Return text in which no character has a meaning of its own in LaTeX, and control characters are escaped."""
     special = {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
         "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     }  # fmt: skip
-    return "".join(special.get(character, character) for character in text)
+    return "".join(special.get(character, character) for character in printable(text))

@@ -21,13 +21,6 @@ _AHEAD = 3
 """Calls per worker that are submitted before their results are needed; more would only take memory."""
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def map_in_processes(
     function: Callable[..., T],
     arguments: Iterable[tuple[Any, ...]],

@@ -6,7 +6,10 @@ joins the others over gloo, on one machine or many.
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +17,18 @@ from datetime import timedelta
 from typing import TypeVar
 
 from densecal.errors import InputError
+from densecal.runtime.cores import cores
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=24)
 """How long a process waits for the slowest one."""
+MEETING = timedelta(minutes=5)
+"""How long a process waits at the start for the others to come."""
+NOTICE_SECONDS = 20.0
+_NUMBERS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0, "NODE_RANK": 0,
+            "SLURM_NTASKS": 1, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}  # fmt: skip
+"""Variables of torchrun and SLURM, with their smallest values."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,66 @@ class Processes:
 
     def workers(self) -> int:
         """Return the number of cores per process on this machine."""
-        return max(1, (os.cpu_count() or 1) // self.local)
+        return max(1, cores() // self.local)
 
 
 ALONE = Processes()
+
+
+def check_variables() -> None:
+    """Check the variables by which torchrun and SLURM tell a process which one it is.
+
+    Raises:
+        InputError: One of them is not a number, or a rank is not below the number of processes.
+    """
+    numbers = {}
+    for name, least in {**_NUMBERS, "MASTER_PORT": 0}.items():
+        text = os.environ.get(name)
+        if text is None:
+            continue
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+        if number < least or (name == "MASTER_PORT" and number > 65535):
+            expected = "a port, from 0 to 65535" if name == "MASTER_PORT" else f"a whole number, at least {least}"
+            raise InputError(name, f"{text!r:.100}", f"{expected}, as torchrun sets it")
+        numbers[name] = number
+    for rank, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        if rank in numbers and numbers[rank] >= numbers.get(count, math.inf):
+            raise InputError(rank, str(numbers[rank]), f"a number below {count}, which is {numbers[count]}")
+
+
+@contextmanager
+def meeting(limit: timedelta) -> Iterator[None]:
+    """Say, while and after the code inside waits for the other processes, that this one waits alone.
+
+    Args:
+        limit: How long the code inside waits.
+
+    Raises:
+        InputError: The others did not come in time, or cannot be reached.
+    """
+    names = ("RANK", "WORLD_SIZE", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR", "MASTER_PORT")
+
+    def own_address() -> str:
+        return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "one machine"
+
+    minutes = f"{limit.total_seconds() / 60:.3g} minutes"
+
+    def give_notice() -> None:
+        print(f"densecal: waiting for the other processes ({own_address()}); ends after {minutes}", file=sys.stderr)
+
+    notice = threading.Timer(NOTICE_SECONDS, give_notice)
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        problem = f"cannot join the others ({own_address()}): {reason}"
+        raise InputError("processes", problem, f"as many as were asked for, within {minutes}") from None
+    finally:
+        notice.cancel()
 
 
 def is_first_process() -> bool:
@@ -94,7 +160,7 @@ def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
     from torch import distributed
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, count = next(rendezvous("env://"))
+    store, rank, count = next(rendezvous("env://", timeout=MEETING))
     own = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
 
@@ -105,15 +171,19 @@ def join_processes() -> Iterator[Processes]:
 
     Bad input of any process is gathered and raised by the first; the others end silently.
     """
+    check_variables()
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or "RANK" not in os.environ:
         yield ALONE
         return
     from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
 
-    join_after_restart("gloo", PATIENCE)
-    if not distributed.is_initialized():
-        distributed.init_process_group("gloo", timeout=PATIENCE)
+    with meeting(MEETING):
+        join_after_restart("gloo", PATIENCE)
+        if not distributed.is_initialized():
+            store, rank, count = next(rendezvous("env://", timeout=MEETING))
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     processes = Processes(distributed.get_rank(), count, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     try:
         yield processes

@@ -22,6 +22,7 @@ class Average:
 
     Attributes:
         network: A network with the averaged weights.
+        start: The initial weights, if they have a share.
     """
 
     def __init__(self, network: nn.Module, decay: float, start_share: float) -> None:
@@ -33,7 +34,7 @@ class Average:
         counters = [pair for pair in pairs if not pair[0].is_floating_point()]
         self._averaged, self._trained = [kept for kept, _ in floats], [now for _, now in floats]
         self._copies, self._counters = [kept for kept, _ in counters], [now for _, now in counters]
-        self._start: list[Tensor] = [kept.clone() for kept in self._averaged] if start_share else []
+        self.start: list[Tensor] = [kept.clone() for kept in self._averaged] if start_share else []
 
     @torch.no_grad()
     def follow(self, steps: int) -> None:
@@ -41,8 +42,20 @@ class Average:
         # the last third of the steps, until the decay makes it fewer
         rate = max(1 - self.decay, 3 / (2 + steps))
         toward = rate * (1 - self.start_share)
-        if self._start:
-            torch._foreach_lerp_(self._averaged, self._start, (rate - toward) / (1 - toward))
+        if self.start:
+            torch._foreach_lerp_(self._averaged, self.start, (rate - toward) / (1 - toward))
         torch._foreach_lerp_(self._averaged, self._trained, toward)
         if self._counters:
             torch._foreach_copy_(self._copies, self._counters)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin a new average: the averaged weights become those in training, and the initial ones."""
+        torch._foreach_copy_(self._trained, self._averaged)
+        self.load_start(self._averaged)
+
+    @torch.no_grad()
+    def load_start(self, weights: list[Tensor]) -> None:
+        """Set the initial weights, if they have a share."""
+        if self.start:
+            torch._foreach_copy_(self.start, weights)

@@ -1,32 +1,48 @@
 """Checkpoints that survive a kill at any moment: folders with hashes, put in place by renames, checked when read.
 
 A checkpoint folder holds `model.safetensors`, `method.safetensors`, `optimizer.pt` and, written last, `meta.json`
-with the SHA-256 of the others. Reading one executes nothing: safetensors, JSON, and `torch.load(weights_only=True)`.
+with the SHA-256 of the others. Reading one executes nothing: safetensors, JSON, and plain containers of tensors.
+
+The folder `checkpoints` of a run holds `last`, `previous` and `best`. For every reader the newest checkpoint is `last`
+or, where a kill left no `last`, `previous`. A save writes `last.draft` and `best.new`, and is complete with the rename
+that makes the draft `last`. What a kill leaves behind is completed or removed when training starts again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from densecal.errors import InputError
 from densecal.io.documents import read_json
+from densecal.io.exchange import exchange
+from densecal.io.run_files import NEWEST_CHECKPOINTS
+from densecal.io.torch_files import read_torch_file
 
 MODEL, METHOD, OPTIMIZER, META = "model.safetensors", "method.safetensors", "optimizer.pt", "meta.json"
 CALIBRATOR = "calibrator.json"
 """Name of the run's own calibrator, in the run folder."""
 VERSION = 1
-_FOLDERS = ("last", "last.new", "previous")
+WORST_BRIER = 2.0
+"""That of several classes. Before the first validation the best score is infinite."""
+_FILES = (MODEL, METHOD, OPTIMIZER, META)
+_NEWEST = NEWEST_CHECKPOINTS
+_BEST = ("best", "best.new", "best.old")
+_LEFTOVERS = ("last.draft", "last.new", "last.new.old", "last.old", "previous.old", "best.new", "best.old")
 
 
 @dataclass(frozen=True)
@@ -38,12 +54,14 @@ class Checkpoint:
         method: State of the training method.
         optimizer: State of the optimizers. If the model is an average of weights, also the weights in training.
         meta: ``epoch`` (finished epochs), ``config``, ``best``.
+        folder: Where it was read.
     """
 
     model: dict[str, Tensor]
     method: dict[str, Tensor]
     optimizer: dict[str, Any]
     meta: dict[str, Any]
+    folder: Path
 
 
 def save(
@@ -68,60 +86,123 @@ def save(
     Raises:
         InputError: The checkpoint could not be written. What was there before is unchanged.
     """
-    draft, new = (folder.with_name(f"{folder.name}.{kind}") for kind in ("draft", "new"))
+    draft = folder.with_name(f"{folder.name}.draft")
+    recover(folder.parent)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_file(_plain(model), draft / MODEL)
-        save_file(_plain(method), draft / METHOD)
-        torch.save(optimizer, draft / OPTIMIZER)
-        hashes = {name: _sha256(draft / name) for name in (MODEL, METHOD, OPTIMIZER)}
-        meta_text = json.dumps({"version": VERSION, **meta, "sha256": hashes}, indent=1)
-        (draft / META).write_text(meta_text, encoding="utf-8")
-        for name in (MODEL, METHOD, OPTIMIZER, META):
-            with (draft / name).open("rb") as stream:
-                os.fsync(stream.fileno())
+        _write(draft, model, method, optimizer, meta)
+        if best is not None:
+            _copy(draft, best)
+        previous = folder.with_name("previous")
+        if folder.exists():
+            _remove(previous)
+        _put(draft, folder, previous)  # from here on this checkpoint is the newest
+        _sync_folder(folder.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        for leftover in (draft, folder.with_name("best.new")):
+            _delete(leftover)
         reason = " ".join(str(error).split())
         raise InputError(
             folder,
             f"the checkpoint could not be written ({reason})",
             "free disk space; --resume continues from the last checkpoint",
         ) from None
-    if best is not None:
-        _copy(draft, best)
-    _replace(new, draft)  # from here on this checkpoint is the newest
-    if folder.exists():
-        _replace(folder.with_name("previous"), folder)
-    os.rename(new, folder)
+
+
+def _write(
+    draft: Path,
+    model: dict[str, Tensor],
+    method: dict[str, Tensor],
+    optimizer: dict[str, Any],
+    meta: dict[str, Any],
+) -> None:
+    save_file(_plain(model), draft / MODEL)
+    save_file(_plain(method), draft / METHOD)
+    torch.save(optimizer, draft / OPTIMIZER)
+    hashes = {name: _sha256(draft / name) for name in (MODEL, METHOD, OPTIMIZER)}
+    meta_text = json.dumps({"version": VERSION, **meta, "sha256": hashes}, indent=1)
+    (draft / META).write_text(meta_text, encoding="utf-8")
+    for name in _FILES:
+        with (draft / name).open("rb") as stream:
+            os.fsync(stream.fileno())
+    _sync_folder(draft)
 
 
 def _copy(source: Path, target: Path) -> None:
     """Replace a checkpoint folder by a copy of another, made of hard links where the file system has them."""
-    new = target.with_name(f"{target.name}.new")
-    try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        for name in (MODEL, METHOD, OPTIMIZER, META):
-            try:
-                os.link(source / name, new / name)
-            except OSError:
-                shutil.copy2(source / name, new / name)
-    except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
-        raise InputError(target, f"the checkpoint could not be written ({error})", "free disk space") from None
-    _replace(target, new)
+    new, old = (target.with_name(f"{target.name}.{kind}") for kind in ("new", "old"))
+    new.mkdir()
+    for name in _FILES:
+        try:
+            os.link(source / name, new / name)
+        except OSError:
+            shutil.copy2(source / name, new / name)
+    _put(new, target, old)
+    _delete(old)
 
 
-def _replace(target: Path, new: Path) -> None:
-    """Replace a folder by another. The old one is renamed before it is removed, so no reader sees half of it."""
-    old = target.with_name(f"{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
+def _put(new: Path, target: Path, old: Path) -> None:
+    """Rename a folder to ``target``, which becomes ``old`` if it exists.
+
+    ``target`` is absent at no moment where the system can exchange two names.
+    """
+    if not target.exists():
+        os.rename(new, target)
+    elif exchange(new, target):
+        os.rename(new, old)
+    else:
         os.rename(target, old)
-    os.rename(new, target)
-    shutil.rmtree(old, ignore_errors=True)
+        os.rename(new, target)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. It is renamed first, so that no reader sees half of it."""
+    if folder.exists():
+        old = folder.with_name(f"{folder.name}.old")
+        _delete(old)
+        os.rename(folder, old)
+        _delete(old)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, or a link to one, as far as possible: on some systems files that are read cannot be deleted."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Complete or remove what a kill left in a ``checkpoints`` folder. Only the process that trains may call this.
+
+    It may itself be killed at any moment.
+
+    Raises:
+        InputError: Something other than a folder has the name of a checkpoint, or nothing can be renamed here.
+    """
+    for path in (folder, *(folder / name for name in ("last", "previous", "best"))):
+        if os.path.lexists(path) and not path.is_dir():
+            raise InputError(
+                path, "not a folder", "a folder of checkpoints" if path == folder else "a checkpoint folder"
+            )
+    try:
+        _recover(folder, *(folder / name for name in ("last", "previous", "best")))
+    except OSError as error:
+        raise InputError(folder, f"cannot be written ({error.strerror})", "a folder that can be written to") from None
+
+
+def _recover(folder: Path, last: Path, previous: Path, best: Path) -> None:
+    newest, best_copy = _first_complete(folder, _NEWEST), _first_complete(folder, _BEST)
+    if newest is not None and newest.name == "last.new":
+        if last.exists():
+            _remove(previous)
+            os.rename(last, previous)  # not exchanged: what is called `last.new` must never be the older one
+        os.rename(newest, last)
+    elif not last.exists() and previous.exists():
+        os.rename(previous, last)
+    if best_copy is not None and not best.exists():
+        os.rename(best_copy, best)
+    for name in _LEFTOVERS:
+        _delete(folder / name)
 
 
 def load(folder: Path) -> Checkpoint:
@@ -136,8 +217,12 @@ def load(folder: Path) -> Checkpoint:
         epoch, best = meta["epoch"], meta["best"]
     except (KeyError, TypeError) as error:
         raise InputError(folder / META, f"unreadable ({error})", "a complete checkpoint") from None
-    if not isinstance(epoch, int) or epoch < 0 or not isinstance(best, int | float):
+    is_score = type(best) in (int, float) and (0 <= best <= WORST_BRIER or best == math.inf)
+    if type(epoch) is not int or epoch < 0 or not is_score:
         raise InputError(folder / META, f"epoch {epoch!r} and best {best!r}", "a number of epochs and a Brier score")
+    origin = meta.get("first_stage")
+    if origin is not None and not (isinstance(origin, dict) and {"run", "weights"} <= origin.keys()):
+        raise InputError(folder / META, "a damaged first_stage", "the run that the second stage started from")
     if meta.get("version") != VERSION:
         raise InputError(folder / META, f"format version {meta.get('version')}", f"version {VERSION}")
     for name in (MODEL, METHOD, OPTIMIZER):
@@ -149,41 +234,51 @@ def load(folder: Path) -> Checkpoint:
                 path, "cut short or changed since it was written", "the content whose hash is in meta.json"
             )
     try:
-        optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-        model, method = load_file(folder / MODEL), load_file(folder / METHOD)
+        optimizer = read_torch_file(folder / OPTIMIZER)
+        # not load_file, which refuses folders whose names are not UTF-8
+        model, method = (load_tensors((folder / name).read_bytes()) for name in (MODEL, METHOD))
     except Exception as error:
         raise InputError(folder, f"unreadable ({' '.join(str(error).split())[:200]})", "a checkpoint") from None
     if not isinstance(optimizer, dict):
         raise InputError(folder / OPTIMIZER, f"a {type(optimizer).__name__}", "the state of the optimizers")
-    return Checkpoint(model, method, optimizer, meta)
+    return Checkpoint(model, method, optimizer, meta, folder)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint of a ``checkpoints`` folder, and what is wrong with the others."""
-    complete: list[Checkpoint] = []
-    problems = []
-    for name in _FOLDERS:
+    """Return the newest sound checkpoint of a ``checkpoints`` folder, and what is wrong with newer ones."""
+    problems: list[str] = []
+    for name in _NEWEST:
         if not (folder / name).exists():
             continue
         try:
-            complete.append(load(folder / name))
+            return load(folder / name), problems
         except InputError as error:
             # a write cut short by a kill does no harm: the checkpoint before it is complete
             if name != "last.new":
                 problems.append(str(error))
-    return max(complete, key=lambda checkpoint: int(checkpoint.meta["epoch"]), default=None), problems
+    return None, problems
 
 
 def find(run_or_checkpoint: Path) -> Path:
-    """Return a checkpoint folder itself, or the last checkpoint folder of a run folder."""
-    if (run_or_checkpoint / META).is_file():
-        return run_or_checkpoint
-    for name in _FOLDERS:  # a kill between two renames leaves no folder "last"
-        folder = run_or_checkpoint / "checkpoints" / name
-        if (folder / META).is_file():
-            return folder
-    problem = "no checkpoint" if run_or_checkpoint.is_dir() else "no such folder"
-    raise InputError(run_or_checkpoint, problem, "a run folder or a folder with model.safetensors and meta.json")
+    """Return the newest checkpoint folder of a run folder, or a checkpoint folder itself.
+
+    ``last`` and ``best`` are found too where a kill has left them under another name.
+    """
+    path = run_or_checkpoint
+    names: tuple[str, ...] = (path.name,)
+    if path.name == "last":
+        names = _NEWEST[:2]
+    elif path.name == "best" and not path.exists():
+        names = _BEST
+    folder = _first_complete(path.parent, names) or _first_complete(path / "checkpoints", _NEWEST)
+    if folder is None:
+        problem = "no checkpoint" if path.is_dir() else "no such folder"
+        raise InputError(path, problem, "a run folder or a folder with model.safetensors and meta.json")
+    return folder
+
+
+def _first_complete(folder: Path, names: Iterable[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name / META).is_file()), None)
 
 
 def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -194,3 +289,13 @@ def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make sure that renames in a folder survive a power cut, on systems where folders can be opened."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -16,6 +16,7 @@ from densecal import methods, posthoc
 from densecal.errors import InputError
 from densecal.io.atomic import round_floats
 from densecal.io.documents import parse_yaml, read_yaml
+from densecal.training.method_settings import drop_replaced
 
 Positive = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=16, le=4096)]
@@ -56,7 +57,11 @@ class DataConfig(Section):
     Attributes:
         images: Folder of images, folder of a published data set, list file, zip, or several zips.
         masks: Folder of masks, where ``images`` is a folder of images.
-        validation: List file, share in [0, 1) or number of images held out; or a folder or zip of others.
+        validation: List file, share in [0, 1) or number of images held out; or a folder or zip of others; or
+            ``duts-tr-validation``, the paper's split of DUTS-TR.
+        groups: Groups of images that are alike (patient, video, scene): a file of lines ``name,group``, or a pattern
+            whose first capture group in an image's name is its group. The split keeps groups together, and intervals
+            resample them.
         scenes: Generated scenes, in place of ``images``.
         size: Side of the square images the network sees.
         sizes: Sides from which training draws one per batch; ``size`` unless given.
@@ -73,6 +78,7 @@ class DataConfig(Section):
     images: Path_ | list[Path_] | None = None
     masks: Path_ | None = None
     validation: Path_ | int | float = 0.1
+    groups: str | None = None
     scenes: ScenesConfig | None = None
     size: Side = 384
     sizes: Annotated[list[Side], Field(min_length=1)] | None = None
@@ -89,6 +95,8 @@ class DataConfig(Section):
             raise ValueError(
                 "images and scenes are both given, or neither; expected images (a folder, list file or zips) or scenes"
             )
+        if self.scenes is not None and self.groups is not None:
+            raise ValueError(f"groups {self.groups!r} of scenes; expected images: scenes are independent")
         if self.scenes is not None and self.classes > 1:
             raise ValueError(f"scenes for {self.classes} classes; expected images: scenes have foreground masks")
         if self.informationless and self.classes > 1:
@@ -104,7 +112,9 @@ class ModelConfig(Section):
     Attributes:
         arch: Architecture, see ``densecal.models.architectures()``.
         encoder: timm name.
-        weights: ``None``, ``imagenet``, ``offline`` or a file.
+        weights: Where the network starts: ``imagenet`` (the encoder's weights from timm's hub, which needs internet),
+            ``offline`` (those of an installed package, for tf_efficientnet_lite0 to 2), a ``.pth`` or ``.safetensors``
+            file of an encoder or of a whole model, a run folder, or ``null`` for random weights.
         options: Further options of the architecture; numbers up to 4096.
         calibrator: Fitted on the validation images when training ends, kept in the run folder and applied by
             prediction and export. One of ``densecal.posthoc.names()`` that needs only logits.
@@ -126,7 +136,11 @@ class ModelConfig(Section):
 
 
 class MethodConfig(BaseModel):
-    """The calibration method. Further keys are its options."""
+    """The calibration method. Further keys are its options.
+
+    Attributes:
+        name: The method. Its own options are listed in the section of its name.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -154,7 +168,8 @@ class OptimConfig(Section):
 
     Attributes:
         epochs: Epochs; those of the first stage if the method's schedule is ``two-stage``.
-        second_epochs: Epochs of the second stage.
+        second_epochs: Epochs of the second stage, a training of its own that starts from the first stage's weights; as
+            many as ``epochs`` unless given.
         batch: Images per batch, over all devices.
         accumulate: Batches whose gradients are added up before a step.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (with Nesterov's momentum of 0.9).
@@ -172,7 +187,7 @@ class OptimConfig(Section):
     """
 
     epochs: Positive = 30
-    second_epochs: Positive = 10
+    second_epochs: Positive | None = None
     batch: Positive = 10
     accumulate: Positive = 1
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
@@ -184,6 +199,11 @@ class OptimConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     ema: Decay = 0.0
     ema_start: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def second_length(self) -> int:
+        """Epochs of a second stage."""
+        return self.second_epochs or self.epochs
 
     @model_validator(mode="after")
     def _check_average(self) -> OptimConfig:
@@ -272,7 +292,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Config:
-        if self.two_stage and "warmup" in self.method.options:
+        if self.two_stage and self.method.options.get("warmup") is not None:
             raise ValueError(
                 "method.warmup with schedule two-stage; expected optim.epochs alone, which is the first stage"
             )
@@ -286,7 +306,7 @@ class Config(Section):
     @property
     def total_epochs(self) -> int:
         """Epochs of all stages."""
-        return self.optim.epochs + (self.optim.second_epochs if self.two_stage else 0)
+        return self.optim.epochs + (self.optim.second_length if self.two_stage else 0)
 
     @property
     def method_options(self) -> dict[str, Any]:
@@ -304,17 +324,21 @@ def recipes() -> list[str]:
 def load_config(recipe: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Read a recipe by name or a YAML file, and apply overrides such as ``optim.lr=1e-4``.
 
+    Another method (``method.name=als``) keeps the recipe's options that it has; ``dropped_options`` lists the others.
+
     Raises:
         InputError: Names the key, its value and what was expected.
     """
     settings = _read(recipe)
-    # the options in the recipe are for its own method
-    for override in overrides:
-        if override.startswith("method.name="):
-            settings["method"] = {}
+    drop_replaced(settings, overrides)
     for override in overrides:
         _apply(settings, override)
     return parse_config(settings, recipe)
+
+
+def dropped_options(recipe: str, overrides: list[str] | tuple[str, ...]) -> list[str]:
+    """List the method options of a recipe that overrides drop, which nothing else replaces."""
+    return drop_replaced(_read(recipe), overrides)
 
 
 def parse_config(settings: Any, where: str) -> Config:
@@ -377,13 +401,20 @@ def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
 
     A run may be resumed on other hardware: of ``engine``, only ``seed`` and ``bins`` count.
     """
-    before, after = (json.loads(json.dumps(round_floats(config.model_dump(mode="json")))) for config in (was, now))
+    before, after = (json.loads(json.dumps(round_floats(_comparable(config)))) for config in (was, now))
     for section, keys in before.items():
         for key in sorted(keys.keys() | after[section].keys()):
             counts = section != "engine" or key in ("seed", "bins")
             if counts and keys.get(key) != after[section].get(key):
                 return f"{section}.{key}", keys.get(key), after[section].get(key)
     return None
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    """Return the settings with the length that the second stage has, which is 0 where there is none."""
+    settings = config.model_dump(mode="json")
+    settings["optim"]["second_epochs"] = config.total_epochs - config.optim.epochs
+    return settings
 
 
 def _readable(error: ValidationError, where: str) -> InputError:

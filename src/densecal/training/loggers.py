@@ -16,7 +16,9 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
+from densecal.errors import InputError
 from densecal.io.atomic import write_text
+from densecal.io.documents import read_json
 from densecal.runtime.extras import require
 
 IDENTIFIERS = "loggers.json"
@@ -166,13 +168,18 @@ def flatten(nested: dict[str, Any], separator: str) -> dict[str, Any]:
 
 def identifier(folder: Path, tool: str) -> str | None:
     """Return the identifier that a tool gave to the run of a folder, if there is one."""
-    path = folder / IDENTIFIERS
-    known = json.loads(path.read_text(encoding="utf-8")).get(tool) if path.exists() else None
+    known = _identifiers(folder / IDENTIFIERS).get(tool)
     return None if known is None else str(known)
 
 
 def remember(folder: Path, tool: str, run: str) -> None:
     """Store the identifier that a tool gave to the run of a folder."""
     path = folder / IDENTIFIERS
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_text(path, json.dumps({**held, tool: run}) + "\n")
+    write_text(path, json.dumps({**_identifiers(path), tool: run}) + "\n")
+
+
+def _identifiers(path: Path) -> dict[str, Any]:
+    held = read_json(path, "identifiers by tool") if os.path.lexists(path) else {}
+    if not isinstance(held, dict):
+        raise InputError(path, f"JSON of type {type(held).__name__}", "an object of identifiers by tool")
+    return held

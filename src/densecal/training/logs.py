@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,27 @@ from typing import Any
 
 from densecal.errors import InputError
 from densecal.io.atomic import round_floats, write_text
+from densecal.io.documents import parse_json, read_text
 from densecal.training import loggers
 from densecal.training.loggers import Logger
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read the entries of a log.
+
+    Raises:
+        InputError: The file cannot be read, or a line is not an entry.
+    """
+    expected = "a JSON object with epoch, loss and validation"
+    log = []
+    for number, line in enumerate(read_text(path, "the log of a run").splitlines(), start=1):
+        where = f"{path} line {number}"
+        entry = parse_json(line, where, expected)
+        known = isinstance(entry, dict) and {"epoch", "loss", "validation"} <= entry.keys()
+        if not known or type(entry["epoch"]) is not int:
+            raise InputError(where, "not an entry of a log", expected)
+        log.append(entry)
+    return log
 
 
 class Log:
@@ -51,8 +71,8 @@ class Log:
         """Keep the lines of the first epochs, drop those that a resumed run will repeat, and open the loggers."""
         if not self.enabled:
             return
-        if self.path.exists():
-            self._lines = self.path.read_text(encoding="utf-8").splitlines()[:epochs]
+        if os.path.lexists(self.path):
+            self._lines = [json.dumps(entry) for entry in read_log(self.path) if entry["epoch"] <= epochs]
         for name in self._names:
             self._loggers[name] = self._open_logger(name, epochs)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import hashlib
-import io
 import math
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,28 +19,40 @@ from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import choose_samples, without_information
 from densecal.errors import InputError, Preempted
 from densecal.io.atomic import write_text
+from densecal.io.csv_rows import csv_rows
 from densecal.io.documents import read_yaml
+from densecal.io.run_files import CALIBRATOR_FILES, run_files
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
-from densecal.runtime.sharding import join_after_restart
+from densecal.runtime.sharding import check_variables, join_after_restart, meeting
 from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, first_difference, parse_config
 from densecal.training.logs import Log
 from densecal.training.preemption import Position, stop_when_asked
-from densecal.training.run import Run, create_fabric, open_run
+from densecal.training.restoring import POSITION, START, WEIGHTS, check_epoch, hash_names, restore
+from densecal.training.run import PATIENCE, Run, create_fabric, limit_threads, open_run
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
-from densecal.training.schedule import learning_rate
+from densecal.training.schedule import learning_rate, stage_position
+from densecal.training.stages import (
+    FirstStage,
+    begin_second_stage,
+    check_first_stage,
+    load_first_stage,
+    read_first_stage,
+)
 
 STEPS_BETWEEN_CHECKS = 50
 """How often the losses are checked on a device that runs ahead. On the CPU every step is checked."""
 LOGGED_FIGURES = ("ece_ew", "oe_ew", "ece_em", "brier", "nll", "accuracy", "mean_confidence")
 
 
-def train(config: Config, out: Path, resume: bool = False, progress: Progress = silent) -> CalibrationResult | None:
+def train(
+    config: Config, out: Path, resume: bool = False, progress: Progress = silent, start: Path | None = None
+) -> CalibrationResult | None:
     """Train a model and leave a run folder.
 
     Args:
@@ -50,6 +60,8 @@ def train(config: Config, out: Path, resume: bool = False, progress: Progress = 
         out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``.
         resume: Continue from the last checkpoint in the folder, or start if there is none.
         progress: Is told how far the run is, and the figures of each epoch.
+        start: A finished run of plain cross entropy on the same data, which is the first of two stages. The run begins
+            with the second, and ends as if it had trained the first itself, with the same settings.
 
     Returns:
         The last validation, or ``None`` if the run had already finished.
@@ -60,25 +72,40 @@ def train(config: Config, out: Path, resume: bool = False, progress: Progress = 
             last finished epoch.
     """
     _check_run_folder(config, out, resume)
+    first_stage = None if start is None else read_first_stage(config, start)
     is_new = not out.exists()
+    check_variables()
     fabric = create_fabric(config)
-    join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo")
-    fabric.launch()
+    with meeting(PATIENCE) if config.engine.devices * config.engine.nodes > 1 else contextlib.nullcontext():
+        join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo", PATIENCE)
+        fabric.launch()
+    limit_threads(config.engine.devices)
     try:
         with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as locked:
             if not locked:
                 raise InputError(out, "another process is training into it", "another folder, or wait until it ends")
-            return _train(config, out, resume, progress, fabric)
+            return _train(config, out, resume, progress, fabric, first_stage)
     finally:
         if is_new and fabric.global_rank == 0:
             with contextlib.suppress(OSError):  # fails unless the folder is empty, because training never began
                 out.rmdir()
 
 
-def _train(config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> CalibrationResult | None:
+def _train(
+    config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric, first_stage: FirstStage | None
+) -> CalibrationResult | None:
+    if fabric.global_rank == 0:
+        checkpoint.recover(out / "checkpoints")
+    fabric.barrier()
     saved, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
-    if saved is not None and int(saved.meta["epoch"]) >= config.total_epochs:
-        return None
+    if saved is None and problems:
+        raise InputError(out / "checkpoints", problems[0], "a sound checkpoint, or none to start again")
+    if saved is not None and first_stage is not None:
+        check_first_stage(out, saved, first_stage)
+    if saved is not None:
+        check_epoch(saved, config.total_epochs)
+        if saved.meta["epoch"] == config.total_epochs:
+            return None
     run = open_run(config, fabric, progress)
     for note in run.data.notes:
         warnings.warn(note, stacklevel=2)
@@ -89,20 +116,32 @@ def _train(config: Config, out: Path, resume: bool, progress: Progress, fabric: 
     first_epoch, best_brier = 0, float("inf")
     if saved is not None:
         first_epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
-        _restore_checkpoint(run, saved, out)
+        restore(run, saved)
+    elif first_stage is not None:
+        first_epoch = config.optim.epochs
+        _take_over(run, first_stage, progress)
+        if fabric.global_rank == 0:
+            _write_config(config, out / "config.yaml")  # a kill from here on leaves a run that can be resumed
+            save_checkpoint(run, out, first_epoch, best_brier, improved=False)
     log.keep(first_epoch)
     if fabric.global_rank == 0:
-        write_text(out / "config.yaml", dump_config(config))
-    result = None
+        _write_config(config, out / "config.yaml")
+        for name in CALIBRATOR_FILES:  # that of a shorter run, if it is being extended
+            (out / name).unlink(missing_ok=True)
+    result, first_start = None, time.perf_counter()
     with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first_epoch, config.total_epochs):
+            if epoch == config.optim.epochs and run.position is None:
+                begin_second_stage(run)
+                best_brier = float("inf")
             images = len(run.data.train)
             if run.position is not None:  # the rest of an interrupted epoch
-                images -= run.position.step * config.optim.batch
+                done = epoch_batches(images, config.optim.batch, epoch, config.engine.seed, 0, 1)[: run.position.step]
+                images -= sum(batch.whole for batch in done)
             start = time.perf_counter()
             loss = train_epoch(run, epoch, progress)
             if run.position is not None:
-                _save_checkpoint(run, out, epoch, best_brier, improved=False)
+                save_checkpoint(run, out, epoch, best_brier, improved=False)
                 raise Preempted(
                     f"stopped after step {run.position.step} of epoch {epoch + 1}; --resume continues from there"
                 )
@@ -110,14 +149,36 @@ def _train(config: Config, out: Path, resume: bool, progress: Progress, fabric: 
             result = validate(run, progress)
             run.method.after_epoch(result)
             log.write(_log_entry(run, epoch, loss, images_per_second, result))
-            figures = _progress_figures(loss, result, run.method)
-            progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **figures)
+            seconds_per_epoch = (time.perf_counter() - first_start) / (epoch + 1 - first_epoch)
+            speed = {
+                "images_per_second": images_per_second,
+                "seconds_left": seconds_per_epoch * (config.total_epochs - epoch - 1),
+            }
+            figures = _progress_figures(loss, result, run.method) | speed
+            if fabric.global_rank == 0:
+                progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **figures)
             improved = result.brier < best_brier
             best_brier = min(best_brier, result.brier)
             if fabric.global_rank == 0:
-                _save_checkpoint(run, out, epoch + 1, best_brier, improved)
+                save_checkpoint(run, out, epoch + 1, best_brier, improved)
             fabric.barrier()
     return result
+
+
+def _take_over(run: Run, first_stage: FirstStage, progress: Progress) -> None:
+    """Put a run where its first stage ends, which another run has trained."""
+    load_first_stage(run, first_stage)
+    assert isinstance(run.method, Adaptive)  # only adaptive methods have two stages
+    result = validate(run, progress)
+    run.method.start_epoch(run.config.optim.epochs - 1)
+    run.method.after_epoch(result)  # as at the end of a first stage of its own
+    run.first_stage = {**first_stage.origin, "accuracy": result.accuracy}
+
+
+def _write_config(config: Config, path: Path) -> None:
+    """Write the configuration, unless the file there says the same: it may be the recipe that was read."""
+    if not path.exists() or parse_config(read_yaml(path, "the configuration of the run"), str(path)) != config:
+        write_text(path, dump_config(config))
 
 
 def _warn_of_long_warmup(run: Run) -> None:
@@ -260,7 +321,8 @@ def _update_weights(run: Run, epoch: int, step: int, steps: int) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if run.average is not None:
-        updates = epoch * math.ceil(steps / optim.accumulate) + step // optim.accumulate + 1
+        epochs_done = int(stage_position(optim, epoch)[0])
+        updates = epochs_done * math.ceil(steps / optim.accumulate) + step // optim.accumulate + 1
         run.average.follow(updates)
 
 
@@ -296,19 +358,23 @@ def _progress_figures(loss: float, result: CalibrationResult, method: Method) ->
     return {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy, **means}
 
 
-def _save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improved: bool) -> None:
+def save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improved: bool) -> None:
     """Save the state after so many epochs, and as the best checkpoint too if the run improved."""
     training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
     if run.average is not None:
-        training["weights"] = run.network.state_dict()
+        training[WEIGHTS] = run.network.state_dict()
+        if run.config.two_stage:  # otherwise those that the network is built with
+            training[START] = run.average.start
     if run.position is not None:
-        training["place"] = run.position.state()  # the key of existing checkpoints
+        training[POSITION] = run.position.state()
     meta = {
         "epoch": epochs,
         "best": best_brier,
-        "samples": _hash_names(run),
+        "samples": hash_names(run),
         "config": run.config.model_dump(mode="json"),
     }
+    if run.first_stage is not None:
+        meta["first_stage"] = run.first_stage
     # the checkpoint comes last: after a kill before it, the epoch is repeated and the table written again
     if isinstance(run.method, Adaptive):
         _write_values(run.method, run.data.train.names, out / "alpha.csv")
@@ -320,47 +386,30 @@ def _save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improv
 
 def _write_values(method: Adaptive, names: list[str], path: Path) -> None:
     """Write the value of each training image as a table."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["name", "value"])
     values = getattr(method, method.VALUE).tolist()
-    writer.writerows(zip(names, (f"{value:.9g}" for value in values), strict=True))
-    write_text(path, table.getvalue())
+    rows = [{"name": name, "value": f"{value:.9g}"} for name, value in zip(names, values, strict=True)]
+    write_text(path, csv_rows(rows))
 
 
-def _hash_names(run: Run) -> str:
-    """Hash the names of the images in their order, to which the state per image belongs."""
-    names = ["train", *run.data.train.names, "validation", *run.data.validation.names]
-    return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _restore_checkpoint(run: Run, saved: checkpoint.Checkpoint, out: Path) -> None:
-    if saved.meta.get("samples") != _hash_names(run):
-        raise InputError(out, "a run that was started on other images", "the images it was started on")
-    training = dict(saved.optimizer)
-    weights, position = training.pop("weights", None), training.pop("place", None)
-    try:
-        run.position = None if position is None else Position(**position)
-        run.kept_network.load_state_dict(saved.model)
-        if weights is not None:
-            run.network.load_state_dict(weights)
-        run.method.load_state_dict(saved.method)
-        for name, optimizer in run.optimizers.items():
-            optimizer.load_state_dict(training[name])
-    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"a checkpoint that does not fit the run ({' '.join(str(error).split())})"
-        raise InputError(out / "checkpoints", problem, "a checkpoint of this run") from None
+def _extended(before: Config, now: Config) -> Config:
+    """Return the configuration of a run of one stage, with more epochs if it is resumed with more."""
+    if now.optim.epochs <= before.optim.epochs or now.two_stage or before.two_stage:
+        return before
+    return before.model_copy(update={"optim": before.optim.model_copy(update={"epochs": now.optim.epochs})})
 
 
 def _check_run_folder(config: Config, out: Path, resume: bool) -> None:
     """Raise an error if the folder holds a run and it is not resumed with the settings it was started with."""
     path = out / "config.yaml"
-    if not path.exists():
+    if not os.path.lexists(path):  # a loop of links exists too
+        foreign = [file for file in run_files(out) if os.path.lexists(file)]
+        if foreign:
+            raise InputError(foreign[0], "a file of something else, without config.yaml", "a new folder for the run")
         return
     if not resume:
         raise InputError(out, "already holds a run", "--resume to continue it, or another folder")
     before = parse_config(read_yaml(path, "the configuration of the run"), str(path))
-    difference = first_difference(before, config)
+    difference = first_difference(_extended(before, config), config)
     if difference is not None:
         key, was, now = difference
         raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings, to resume it")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
@@ -17,12 +21,16 @@ from densecal.kernels import accelerate, rehearse
 from densecal.methods import Method, create
 from densecal.models import SegmentationModel, build
 from densecal.models.criterion import Criterion, criterion_of, is_plain
+from densecal.runtime.cores import cores
 from densecal.runtime.progress import Progress, silent
 from densecal.training.averaging import Average
 from densecal.training.config import Config
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Position
-from densecal.training.samples import Data, open_data
+from densecal.training.samples import Data, open_data, open_parts
+
+PATIENCE = timedelta(minutes=30)
+"""How long a process of several waits for the others, at the start and at every step."""
 
 
 @dataclass
@@ -45,6 +53,8 @@ class Run:
     """Set when the process is asked to stop."""
     position: Position | None = None
     """Where an interrupted epoch continues."""
+    first_stage: dict[str, Any] | None = None
+    """The run that trained the first of two stages, if it was another one."""
 
     @property
     def kept_network(self) -> nn.Module:
@@ -60,41 +70,51 @@ def create_fabric(config: Config) -> Fabric:
         raise InputError("engine.accelerator", "cuda, which this machine does not have", "cpu or auto")
     precision = engine.precision if engine.precision != "auto" else "bf16-mixed" if cuda else "32-true"
     several = engine.devices * engine.nodes > 1
-    return Fabric(
-        accelerator="cuda" if cuda else "cpu",
-        strategy="ddp" if several else "auto",
-        devices=engine.devices,
-        num_nodes=engine.nodes,
-        precision=precision,
-    )
+    try:
+        return Fabric(
+            accelerator="cuda" if cuda else "cpu",
+            strategy=DDPStrategy(timeout=PATIENCE) if several else "auto",
+            devices=engine.devices,
+            num_nodes=engine.nodes,
+            precision=precision,
+        )
+    except (ValueError, RuntimeError) as error:  # devices and nodes other than those that torchrun or SLURM started
+        reason = " ".join(str(error).split())
+        expected = "engine.devices and engine.nodes as torchrun or SLURM started them"
+        raise InputError("engine.devices", f"{engine.devices} ({reason})", expected) from None
+
+
+def limit_threads(processes: int) -> None:
+    """Use no more threads than this process, one of several on the machine, has cores, unless the user has chosen."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, cores() // processes)))
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run:
     """Open the data of a run and assemble it.
 
-    The network is built and its kernels are compiled while images are packed.
+    The network is built before images are packed, so that missing weights are reported at once. Its kernels are
+    compiled while images are packed.
     """
-    failed = threading.Event()
+    if config.data.scenes is None:
+        open_parts(config.data)  # images that are missing are reported first of all
+    network = fast_network(config, fabric)
     with ThreadPoolExecutor(1) as executor:
-        network = executor.submit(_build_and_rehearse, config, fabric, failed)
-        try:
-            data = open_data(config.data, progress)
-        except BaseException:
-            failed.set()
-            raise
-    return assemble(config, fabric, data, network.result())
+        rehearsal = executor.submit(_rehearse, network, config, fabric)
+        data = open_data(config.data, progress)
+    rehearsal.result()
+    return assemble(config, fabric, data, network)
 
 
-def _build_and_rehearse(config: Config, fabric: Fabric, failed: threading.Event) -> SegmentationModel:
+def _rehearse(network: SegmentationModel, config: Config, fabric: Fabric) -> None:
+    if not _is_replayed(network, config, fabric):
+        return
     # a new thread would use the first device
     with torch.cuda.device(fabric.device) if fabric.device.type == "cuda" else contextlib.nullcontext():
-        network = fast_network(config, fabric)
-        if _is_replayed(network, config, fabric) and not failed.is_set():
-            shape = min(2, config.optim.batch), 3, config.data.size, config.data.size
-            images = torch.zeros(shape, device=fabric.device).contiguous(memory_format=torch.channels_last)
-            with fabric.autocast():
-                rehearse(network, images)
-    return network
+        shape = min(2, config.optim.batch), 3, config.data.size, config.data.size
+        images = torch.zeros(shape, device=fabric.device).contiguous(memory_format=torch.channels_last)
+        with fabric.autocast():
+            rehearse(network, images)
 
 
 def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from densecal.data import Source, open_source, pack, split
+from densecal.data.caches import cache_root
 from densecal.data.scenes import generate
 from densecal.data.sources import SampleSource
 from densecal.errors import InputError
+from densecal.io.groups import Groups
 from densecal.runtime.progress import Progress, retitle, silent
 from densecal.training.config import DataConfig, ScenesConfig
+
+PURPOSES = ("training", "validation")
 
 
 class Samples(Protocol):
@@ -154,17 +157,27 @@ def open_parts(config: DataConfig) -> tuple[Part, Part]:
     if isinstance(held_out, str) and (Path(held_out).is_dir() or held_out.lower().endswith(".zip")):
         other = open_source(held_out)
         return Part(paths, source, source.names), Part([held_out], other, other.names)
-    train, validation = split(source.names, held_out, seed=0)
+    groups = None if config.groups is None else Groups(config.groups, "data.groups")
+    train, validation = split(source.names, held_out, seed=0, groups=groups)
     if not validation:
         raise InputError("data.validation", f"{held_out!r}, which leaves no image", "at least one image")
     return Part(paths, source, train), Part(paths, source, validation)
+
+
+def cache_folders(config: DataConfig) -> list[Path]:
+    """Return the folders in which the training and validation images of a configuration are packed."""
+    if config.scenes is not None:
+        return []
+    if config.cache:
+        return [Path(config.cache) / purpose for purpose in PURPOSES]
+    return [_cache_folder(config, part) for part in open_parts(config)]
 
 
 def open_data(config: DataConfig, progress: Progress = silent) -> Data:
     """Open, and pack where needed, the training and validation samples of a configuration."""
     parts: list[Samples] = []
     notes: list[str] = []
-    for purpose, part in zip(("training", "validation"), open_parts(config), strict=True):
+    for purpose, part in zip(PURPOSES, open_parts(config), strict=True):
         if isinstance(part.source, SceneSource):
             parts.append(part.source.samples(part.names))
             continue
@@ -250,9 +263,8 @@ def _scene_parts(config: ScenesConfig, size: int) -> tuple[Part, Part]:
 
 def _cache_folder(config: DataConfig, part: Part) -> Path:
     """Return a folder of the user's cache whose name depends on what is packed and how."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "densecal" / "packed"
     digest = hashlib.sha256()
     paths = [*part.paths, *([config.masks] if config.masks else [])]
     for text in (*(str(Path(path).resolve()) for path in paths), *part.names, f"{config.size} {config.classes}"):
         digest.update(text.encode("utf-8", "surrogateescape") + b"\n")
-    return base / digest.hexdigest()[:24]
+    return cache_root() / digest.hexdigest()[:24]

@@ -54,9 +54,8 @@ function forest(records, key) {
 const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
 
 /** Accuracy over confidence, gap hatched, pixels below. */
-function reliability(record, foreground) {
-  const curve = foreground ? record.foreground : record.reliability;
-  const [xName, yName] = foreground ? ["foreground probability", "share of foreground"] : ["confidence", "accuracy"];
+function reliability(record, curve) {
+  const { xName, yName } = curve;
   const bins = curve.count.length;
   const held = [...curve.count.keys()].filter((i) => curve.count[i] > 0);
   const first = curve.count.slice(0, Math.floor(bins / 2)).some((n) => n > 0) ? 0 : Math.floor(bins / 2) / bins;

@@ -87,12 +87,25 @@ function panels(host, records, spec) {
 function drawDiagrams() {
   const records = shown();
   redraw.forest?.();
-  const foreground = chosen("kind") === "foreground";
-  panels(byId("reliability-panels"), foreground ? records.filter((r) => r.foreground) : records, (r) => reliability(r, foreground));
+  const curve = reliabilityCurve();
+  panels(byId("reliability-panels"), records.filter((r) => curve(r)), (r) => reliability(r, curve(r)));
   panels(byId("joint-panels"), records, (r) => joint(r, jointLow(records)));
   panels(byId("confidence-panels"), records, confidences);
   drawThreshold();
   drawOutside();
+}
+
+/** Which curve of a record the reliability diagrams show, with the names of its axes. */
+function reliabilityCurve() {
+  const select = byId("class");
+  if (select?.value) {
+    const curve = (record) => record.classes[Number(select.value)];
+    return (record) => curve(record) && { ...curve(record), xName: `probability of ${curve(record).name}`, yName: "share of the class" };
+  }
+  if (chosen("kind") === "foreground") {
+    return (record) => record.foreground && { ...record.foreground, xName: "foreground probability", yName: "share of foreground" };
+  }
+  return (record) => ({ ...record.reliability, xName: "confidence", yName: "accuracy" });
 }
 
 const redraw = {};
@@ -107,7 +120,7 @@ function startDiagrams() {
   figureSelect.addEventListener("change", redraw.forest);
   document.addEventListener("click", (event) => { if (!byId("pick").contains(event.target)) byId("pick").open = false; });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") byId("pick").open = false; });
-  for (const control of [datasetSelect, shownBox, byId("kind")]) control?.addEventListener("change", drawDiagrams);
+  for (const control of [datasetSelect, shownBox, byId("kind"), byId("class")]) control?.addEventListener("change", drawDiagrams);
   startThreshold();
   drawDiagrams();
 }

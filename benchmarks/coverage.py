@@ -1,0 +1,228 @@
+"""How often the intervals hold the truth: simulated images, a known population, 2,000 data sets per line.
+
+`python benchmarks/coverage.py` prints the coverage of every interval and the false positives of paired comparisons, by
+the method of densecal and by the percentile bootstrap it replaced (in brackets). It exits with 1 where coverage plus
+two standard errors is below 92 %, or a rate of false positives minus two standard errors is above 8 %.
+
+An image has a difficulty, a calibration of its own and a size, all random. Difficulty moves pixels to bins of low
+confidence and makes them more often wrong; the pixels of a bin share the image's calibration and a noise of the bin.
+The gaps of the population are chosen, so its figures are known: by quadrature, and for the mean of the images' ECEs
+from 200,000 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from densecal.metrics.bootstrap import REPLICATES, figures, intervals, paired_intervals, with_image_ece
+
+Floats = NDArray[np.float64]
+
+DRAWS, SIZES = 2000, (20, 60, 300)
+LOWEST_COVERAGE, MOST_FALSE_POSITIVES = 0.92, 0.08
+MASS = {5: np.array([-1.5, -1.2, -0.8, -0.2, 1.6]), 10: np.linspace(-2.2, 1.6, 10)}
+"""Logits of the share of pixels, by number of bins: foreground maps have five, softmax maps up to ten."""
+ACCURACY = {5: np.array([0.55, 0.65, 0.75, 0.85, 0.97]), 10: np.array([*np.linspace(0.12, 0.8, 8), 0.88, 0.97])}
+
+
+@dataclass(frozen=True)
+class World:
+    """A population of images and a model.
+
+    Attributes:
+        gaps: Confidence - accuracy of every bin in the population.
+        image: Spread of the calibration between images.
+        bin: Spread of it between the bins of an image.
+        difficulty: Loss of accuracy (logit) per unit of difficulty.
+        pixels: Spread (log) of the number of pixels.
+    """
+
+    gaps: tuple[float, ...]
+    image: float = 0.4
+    bin: float = 0.3
+    difficulty: float = 0.3
+    pixels: float = 0.5
+
+    @cached_property
+    def population(self) -> tuple[Floats, Floats]:
+        """Mass and accuracy of every bin."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+        weights = weights / weights.sum()
+        mass = self.mass(nodes)
+        noise = np.hypot(self.image, self.bin) * nodes[:, None, None]
+        accuracy = np.einsum("i,ijk->jk", weights, expit(self._mean(nodes) + noise))
+        total = weights @ mass
+        return total, weights @ (mass * accuracy) / total
+
+    @property
+    def confidence(self) -> Floats:
+        """Confidence of every bin."""
+        return self.population[1] + np.array(self.gaps)
+
+    @cached_property
+    def truth(self) -> dict[str, float]:
+        """The figures of the population."""
+        mass, accuracy = self.population
+        images = with_image_ece(self.rows(np.random.default_rng(1), self.latent(np.random.default_rng(2), 200_000)))
+        row = np.concatenate([self._sums(mass, mass * accuracy), [images[:, -2].mean(), 1.0]])
+        return {name: float(value) for name, value in figures(row).items()}
+
+    def latent(self, rng: np.random.Generator, *shape: int) -> Floats:
+        """Draw difficulty, calibration and size of images."""
+        return rng.standard_normal((3, *shape))
+
+    def rows(self, rng: np.random.Generator, latent: Floats) -> Floats:
+        """Draw per-image rows of the model on images."""
+        difficulty, calibration, size = latent
+        pixels = 4000 * np.exp(self.pixels * size - self.pixels**2 / 2)
+        count = np.rint(pixels[..., None] * self.mass(difficulty))
+        noise = self.image * calibration[..., None] + self.bin * rng.standard_normal(count.shape)
+        correct = rng.binomial(count.astype(np.int64), expit(self._mean(difficulty) + noise))
+        return self._sums(count, correct.astype(np.float64))
+
+    def mass(self, difficulty: Floats) -> Floats:
+        """Return the share of pixels in every bin."""
+        bins = len(self.gaps)
+        share = np.exp(MASS[bins] + difficulty[..., None] * np.linspace(0.6, -0.6, bins))
+        return np.asarray(share / share.sum(axis=-1, keepdims=True))
+
+    def _mean(self, difficulty: Floats) -> Floats:
+        return np.asarray(logit(ACCURACY[len(self.gaps)]) - self.difficulty * difficulty[..., None])
+
+    def _sums(self, count: Floats, correct: Floats) -> Floats:
+        """Return rows (..., 5 + bins) of pixels and correct pixels by bin, all with the confidence of the bin."""
+        c = self.confidence
+        wrong = count - correct
+        brier = correct @ (1 - c) ** 2 + wrong @ c**2
+        nll = -(correct @ np.log(c) + wrong @ np.log1p(-c))
+        scalars = np.stack([count.sum(axis=-1), correct.sum(axis=-1), count @ c, brier, nll], axis=-1)
+        return np.concatenate([scalars, count * c - correct], axis=-1)
+
+
+def alternating(bins: int, ece: float, sign: int = 1) -> tuple[float, ...]:
+    """Return gaps of alternating sign with the given ECE."""
+    return scaled(sign * np.where(np.arange(bins) % 2, 1.2, -1.0), ece)
+
+
+def scaled(gaps: Floats, ece: float, **spreads: float) -> tuple[float, ...]:
+    """Return gaps that are multiplied until they have the given ECE."""
+    mass = World(tuple(gaps), **spreads).population[0]
+    return tuple(gaps * ece / float(mass @ np.abs(gaps)))
+
+
+MODELS = {
+    "over-confident": World((0.06, 0.06, 0.06, 0.06, 0.02)),
+    "mild": World((0.02, 0.02, -0.01, 0.02, 0.02)),
+    "near calibration": World(alternating(5, 0.0056)),
+    "near, 10 bins": World(alternating(10, 0.0056)),
+}
+_QUIET = {"image": 0.1, "bin": 0.1, "difficulty": 0.05}
+PAIRS = {
+    "near: varied, steady": (World(alternating(5, 0.005)), World(alternating(5, 0.005, -1), **_QUIET)),
+    "near: signs mixed, equal": (World(alternating(5, 0.005)), World(scaled(np.ones(5), 0.005))),
+    "over- and under-confident": (World(scaled(np.ones(5), 0.02)), World(scaled(np.linspace(-4, -1, 5), 0.02))),
+    "both over-confident": (
+        World(scaled(np.array([1.0, 1, 1, 1, 0.3]), 0.03)),
+        World(scaled(np.array([1.0, 2, 3, 2, 0.2]), 0.03), bin=0.5),
+    ),
+}
+"""Two models with the same ECE on the same images."""
+
+
+def percentiles(samples: dict[str, Floats]) -> dict[str, tuple[float, float]]:
+    """Return the interval of the percentile bootstrap, which densecal 0.1 used."""
+    return {name: tuple(np.percentile(values, [2.5, 97.5])) for name, values in samples.items()}
+
+
+def resample_weights(units: int) -> Floats:
+    """Return how often each image is in each resample."""
+    rng = np.random.default_rng(0)
+    return np.stack([np.bincount(rng.integers(0, units, units), minlength=units) for _ in range(REPLICATES)]) * 1.0
+
+
+def data_sets(worlds: tuple[World, ...], size: int, draws: int) -> Iterator[tuple[Floats, ...]]:
+    """Yield per-image rows of several models on the same images, one data set after the other."""
+    rng = np.random.default_rng(size)
+    for first in range(0, draws, 500):
+        latent = worlds[0].latent(rng, min(500, draws - first), size)
+        yield from zip(*(world.rows(rng, latent) for world in worlds), strict=True)
+
+
+def coverage(world: World, size: int, draws: int) -> dict[str, tuple[float, float, float, float]]:
+    """Return coverage and mean width of every interval, and the same of the percentile bootstrap."""
+    weights = resample_weights(size)
+    new, old = [], []
+    for (rows,) in data_sets((world,), size, draws):
+        new.append(intervals(rows))
+        old.append(percentiles(figures(weights @ with_image_ece(rows))))
+    return {
+        name: (*_held(np.array([i[name] for i in new]), truth), *_held(np.array([i[name] for i in old]), truth))
+        for name, truth in world.truth.items()
+    }
+
+
+def _held(ends: Floats, truth: float) -> tuple[float, float]:
+    low, high = np.maximum(ends[:, 0], 0.0), ends[:, 1]
+    # a truth of 0 is known only to the precision of a sum
+    return float(np.mean((low <= truth + 1e-12) & (truth <= high + 1e-12))), float(np.mean(high - low))
+
+
+def false_positives(worlds: tuple[World, World], size: int, draws: int) -> tuple[float, float]:
+    """Return how often the interval of the difference of two equal ECEs leaves out 0: by densecal, by percentiles."""
+    weights = resample_weights(size)
+    new, old = 0, 0
+    for a, b in data_sets(worlds, size, draws):
+        low, high = paired_intervals(a, b)["ece_ew"]
+        new += low > 0 or high < 0
+        ece_a, ece_b = (figures(weights @ with_image_ece(rows))["ece_ew"] for rows in (a, b))
+        low, high = percentiles({"ece_ew": ece_a - ece_b})["ece_ew"]
+        old += low > 0 or high < 0
+    return new / draws, old / draws
+
+
+def main() -> int:
+    """Print both tables and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draws", type=int, default=DRAWS, help="Data sets per line.")
+    draws = parser.parse_args().draws
+    start, failures = time.perf_counter(), []
+
+    def error(share: float) -> float:
+        return 2 * float(np.sqrt(share * (1 - share) / draws))
+
+    print(f"Coverage of 95 % intervals in per cent (percentile bootstrap), {draws:,} data sets per line")
+    names = list(MODELS["mild"].truth)
+    print("| model | ECE | images |" + " | ".join(names) + " | width of ECE |\n|" + "---|" * (len(names) + 4))
+    for model, world in MODELS.items():
+        for size in SIZES:
+            result = coverage(world, size, draws)
+            cells = [f"{100 * new:.1f} ({100 * old:.1f})" for new, _, old, _ in result.values()]
+            width = f"{result['ece_ew'][1]:.4f} ({result['ece_ew'][3]:.4f})"
+            print(f"| {model} | {world.truth['ece_ew']:.4f} | {size} | {' | '.join(cells)} | {width} |", flush=True)
+            low = {name: new for name, (new, *_) in result.items() if new + error(new) < LOWEST_COVERAGE}
+            failures += [f"{model}, {size} images: {name} covers {100 * new:.1f} %" for name, new in low.items()]
+    print("\nPaired intervals that leave out 0 although both ECEs are equal, in per cent (percentile bootstrap)")
+    print("| models | ECE |" + " | ".join(f"{size} images" for size in SIZES) + " |\n|" + "---|" * (len(SIZES) + 2))
+    for models, worlds in PAIRS.items():
+        rates = [false_positives(worlds, size, draws) for size in SIZES]
+        cells = [f"{100 * new:.1f} ({100 * old:.1f})" for new, old in rates]
+        print(f"| {models} | {worlds[0].truth['ece_ew']:.4f} | {' | '.join(cells)} |", flush=True)
+        high = [new for new, _ in rates if new - error(new) > MOST_FALSE_POSITIVES]
+        failures += [f"{models}: {100 * new:.1f} % false positives" for new in high]
+    print(f"\n{time.perf_counter() - start:.0f} s")
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

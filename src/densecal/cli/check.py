@@ -1,0 +1,76 @@
+"""`densecal check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import print_line
+from densecal.errors import InputError
+
+_WORDS = {True: "passed", False: "failed", None: "not compared"}
+
+
+@app.command()
+def check(
+    scores: Annotated[Path, typer.Argument(help="File that densecal evaluate --json wrote.")],
+    maximum: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="FIGURE=LIMIT", help="Largest value allowed; a fraction. May be repeated."),
+    ] = None,
+    minimum: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="FIGURE=LIMIT", help="Smallest value allowed; a fraction. May be repeated."),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Older file of the same kind, than which no figure may be clearly worse.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Check this method alone.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Check this data set alone.")] = None,
+) -> None:
+    """Fail, with exit code 1, when a figure is beyond its limit or worse than in an older evaluation.
+
+    A limit is compared with the figure itself. A figure is worse than the baseline's if the difference is larger than
+    the 95 % intervals of both leave to chance. Figures that have limits are compared with the baseline; if none
+    has, all that have intervals are, apart from the parts of the ECE.
+
+    Examples:
+
+    * `densecal check scores.json --max ece_ew=0.02 --min dice=0.9`
+
+    * `densecal check scores.json --max ece_ew=0.02 --baseline old.json`
+    """
+    if not maximum and not minimum and baseline is None:
+        raise InputError("check", "nothing to compare with", "--max, --min or --baseline")
+    from densecal.evaluation.limits import check_limits
+
+    comparisons = check_limits(
+        scores,
+        maximum=_limits("--max", maximum),
+        minimum=_limits("--min", minimum),
+        baseline=baseline,
+        name=name,
+        dataset=dataset,
+    )
+    for comparison in comparisons:
+        print_line(f"{_WORDS[comparison.passed]}: {comparison.line}")
+    if any(comparison.passed is False for comparison in comparisons):
+        raise typer.Exit(1)
+
+
+def _limits(option: str, given: list[str] | None) -> dict[str, float]:
+    """Read FIGURE=LIMIT of every use of an option."""
+    limits: dict[str, float] = {}
+    for text in given or []:
+        figure, _, number = text.partition("=")
+        try:
+            limit = float(number)
+        except ValueError:
+            raise InputError(option, repr(text), "FIGURE=LIMIT, such as ece_ew=0.02") from None
+        if figure in limits:
+            raise InputError(option, f"two limits of {figure}", "one")
+        limits[figure] = limit
+    return limits

@@ -1,0 +1,25 @@
+"""The options of commands that read maps: how maps are stored, where their files do not say it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from densecal.io.map_options import MapOptions
+
+Logits = Annotated[bool, typer.Option("--logits", help="Maps hold logits; their sigmoid or softmax is used.")]
+ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Arrays of K classes are (H, W, K).")]
+Key = Annotated[str | None, typer.Option(help="Name of the array in .npz maps that hold several.")]
+StripSuffix = Annotated[
+    list[str] | None,
+    typer.Option(help="End of names, before .png etc., left out when maps and masks are matched; may be repeated."),
+]
+MaxValue = Annotated[float | None, typer.Option(help="Value that means probability 1, such as 100.")]
+
+
+def map_options(
+    logits: bool, channels_last: bool, key: str | None, max_value: float | None, strip_suffix: list[str] | None
+) -> MapOptions:
+    """Return the options as readers take them."""
+    return MapOptions(logits, channels_last, key, max_value, tuple(strip_suffix or ()))

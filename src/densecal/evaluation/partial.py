@@ -1,0 +1,288 @@
+"""Parts of an evaluation as files: the sums of some images, which merge into those of all, whatever the cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.evaluation.record import SkippedFile
+from densecal.evaluation.totals import Total
+from densecal.evaluation.worker import Findings, Settings
+from densecal.io.atomic import write_atomically
+from densecal.io.containers import EACH, Container, pack
+from densecal.io.map_options import MapOptions
+from densecal.metrics.entropy import BINS as ENTROPY_BINS
+from densecal.metrics.exact import ExactSums, total_count
+from densecal.metrics.sketch_files import pack_sketch, unpack_sketch
+
+COMMAND = "evaluate"
+"""What a part calls itself."""
+_SETTINGS = ("bins", "full", "classes", "ignore_index", "entropy", "class_names")
+"""What must be the same in every part; the limit of pixels per image changes no figure."""
+_EXPECTED = "a part that densecal evaluate --partial wrote"
+_LIMITS = {"bins": 1000, "classes": 255, "ignore_index": 255}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The sums of some images of an evaluation, or of all.
+
+    Attributes:
+        name: Method.
+        dataset: Data set.
+        total: The sums, with the images in the order of their names.
+        skipped: Files that were left out, as `in_order` sorts them.
+        groups: The group of every image, where images are grouped.
+    """
+
+    name: str
+    dataset: str
+    total: Total
+    skipped: tuple[SkippedFile, ...]
+    groups: list[str] | None
+
+
+def in_order(skipped: Iterable[SkippedFile]) -> tuple[SkippedFile, ...]:
+    """Sort skipped files by name, so that their order does not depend on how the images were cut into parts."""
+    return tuple(sorted(skipped, key=lambda entry: (Path(entry.file).stem, entry.file, entry.reason)))
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_partial(path: Path, part: Partial) -> None:
+    """Write a part to a file."""
+    content = pack_partial(part)
+    write_atomically(path, lambda stream: stream.write(content))
+
+
+def pack_partial(part: Partial) -> bytes:
+    """Return a part as the content of a file."""
+    total, arrays = part.total, dict[str, Array]()
+    sketch = pack_sketch(total.meter.sketch, arrays)
+    sums = total.segmentation_meter().exact_sums()
+    sums.merge(total.segmentation)
+    arrays |= {f"segmentation/{name}": value for name, value in sums.integers().items()}
+    arrays[f"{EACH}overlaps"] = np.array(total.overlaps, np.float64).reshape(-1, 2)
+    arrays[f"{EACH}names"] = _to_bytes(total.stems)
+    if part.groups is not None:
+        arrays[f"{EACH}groups"] = _to_bytes(part.groups)
+    if total.settings.entropy:
+        arrays["entropy/histogram"] = total.entropy.histogram
+        arrays[f"{EACH}entropy"] = np.array(total.entropy.images, np.float64)
+    header = {
+        "name": part.name,
+        "dataset": part.dataset,
+        "settings": {name: getattr(total.settings, name) for name in _SETTINGS}
+        | {"logits": total.settings.maps.logits},
+        "findings": vars(total.findings),
+        "skipped": [[entry.file, entry.reason] for entry in part.skipped],
+    }
+    return pack(COMMAND, {"sketch": sketch, "evaluation": header}, arrays)
+
+
+def _to_bytes(names: Sequence[str]) -> Array:
+    """Return names with a zero byte after each; bytes that are not UTF-8 stay what they are."""
+    text = "".join(name.replace("\0", " ") + "\0" for name in names)
+    return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read_partial(path: Path) -> Partial:
+    """Read a part.
+
+    Raises:
+        InputError: It cannot be read, is damaged, or holds sums that no images have.
+    """
+    with Container(path, str(path), COMMAND) as container:
+        header = _Header(container)
+        total = Total(header.settings)
+        state = _read_sketch(container, total)
+        images = len(state["rows"])
+        total.meter.load_state_dict(state)
+        total.findings = header.findings
+        total.segmentation = _read_sums(container, total, state)
+        overlaps = _each(container, "overlaps", images, (-1, 2), 1.0)
+        total.overlaps = list(overlaps)
+        total.stems = _names(container, "names", images)
+        groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
+        if header.settings.entropy:
+            total.entropy.histogram = container.array("entropy/histogram", "i8", (ENTROPY_BINS,))
+            total.entropy.images = _each(container, "entropy", images, (-1,), 1.0).tolist()
+        container.verify()
+    return Partial(header.name, header.dataset, total, header.skipped, groups)
+
+
+class _Header:
+    """The plain values of a part, checked."""
+
+    def __init__(self, container: Container) -> None:
+        entry = container.header.get("evaluation")
+        given = entry if isinstance(entry, dict) else {}
+        try:
+            self.name, self.dataset = (_text(given[key]) for key in ("name", "dataset"))
+            self.settings = _settings(given["settings"])
+            findings = {field.name: _count(given["findings"][field.name]) for field in dataclasses.fields(Findings)}
+            self.skipped = in_order(SkippedFile(_text(file), _text(reason)) for file, reason in given["skipped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise container.error(f"a header that makes no sense ({error!r})", _EXPECTED) from None
+        self.findings = Findings(**findings)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected text")
+    return value
+
+
+def _count(value: Any, most: int = 1 << 53) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("expected a number in range")
+    return value
+
+
+def _settings(given: Any) -> Settings:
+    numbers = {
+        name: None if given[name] is None and name != "bins" else _count(given[name], most)
+        for name, most in _LIMITS.items()
+    }
+    flags = {name: given[name] for name in ("full", "entropy", "logits")}
+    names = given["class_names"]
+    if not all(type(flag) is bool for flag in flags.values()) or not isinstance(names, list):
+        raise TypeError("expected settings")
+    if numbers["bins"] == 0 or numbers["classes"] == 0 or (names and len(names) != numbers["classes"]):
+        raise ValueError("expected bins, classes and their names")
+    maps = MapOptions(logits=flags.pop("logits"))
+    names = tuple(_text(name) for name in names)
+    return Settings(**numbers, **flags, class_names=names, maps=maps)  # type: ignore[arg-type]
+
+
+def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
+    """Return the state of the sketch, whose settings must be those of the evaluation."""
+    given, state = unpack_sketch(container)
+    own = total.meter.sketch
+    expected = {"bins": own.bins, "num_classes": own.num_classes, "multilabel": False, "boundary": own.boundary}
+    if given != expected:
+        raise container.error("a sketch of other settings than its evaluation", _EXPECTED)
+    pixels = total_count(state["top"][:, :2]) + total_count(state["levels"])
+    if total_count(state["rows"][:, 0].long()) != pixels or int(state["invalid"]):
+        raise container.error("images and pixels that do not belong together", _EXPECTED)
+    return state
+
+
+def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> ExactSums:
+    """Return the segmentation sums, which must be of as many images or pixels as the sketch."""
+    meter = total.segmentation_meter()
+    shapes = {name: value.shape for name, value in meter.exact_sums().integers().items()}
+    floats = {name for name, value in meter.state_dict().items() if np.issubdtype(value.dtype, np.floating)}
+    integers = {name: container.array(f"segmentation/{name}", "i8", shape) for name, shape in shapes.items()}
+    scored = int((state["rows"][:, 0] > 0).sum())
+    if "matrix" in integers:
+        fits = total_count(integers["matrix"]) == total_count(state["top"][:, :2])
+    else:
+        full = total.settings.full and total.settings.ignore_index is None
+        fits = integers["images"].tolist() == [scored, scored if full else 0]
+    if not fits or any((value < 0).any() for value in integers.values()):
+        raise container.error("segmentation scores of other images", _EXPECTED)
+    return ExactSums.from_integers(integers, floats)
+
+
+def _each(container: Container, name: str, images: int, shape: tuple[int, ...], most: float) -> Array:
+    """Return an array with numbers from 0 to ``most``, or NaN, for every image."""
+    array = container.array(f"{EACH}{name}", "f8", shape)
+    if len(array) != images or not (np.isnan(array) | ((array >= 0) & (array <= most + 1e-9))).all():
+        raise container.error(f"{name} that do not belong to {images:,} images", _EXPECTED)
+    return array
+
+
+def _names(container: Container, name: str, images: int) -> list[str]:
+    content = container.array(f"{EACH}{name}", "u1", (-1,)).tobytes()
+    if content.count(b"\0") != images or (images and content[-1:] != b"\0") or (content and not images):
+        raise container.error(f"{name} that do not belong to {images:,} images", _EXPECTED)
+    return content.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+# ------------------------------------------------------------------ merging
+
+
+def merge_partials(paths: Sequence[Path], name: str | None = None, dataset: str | None = None) -> Partial:
+    """Add up the parts of an evaluation: the result is that of one call over all images, in whatever order they come.
+
+    Args:
+        paths: Files of parts.
+        name: Name of the method; that of the parts unless given.
+        dataset: Name of the data; that of the parts unless given.
+
+    Raises:
+        InputError: A part cannot be read, has other settings than the first, or holds an image that another one holds.
+    """
+    first: Partial | None = None
+    names: dict[str, set[str]] = {"name": set(), "dataset": set()}
+    skipped: list[SkippedFile] = []
+    groups: list[str] = []
+    owners: list[int] = []
+    for number, path in enumerate(paths):
+        part = read_partial(path)
+        if first is None:
+            first, total = part, Total(part.total.settings)
+        _check_settings(path, part, paths[0], first)
+        try:
+            total.merge(part.total)
+        except ValueError as error:  # too many pixels
+            raise InputError(path, str(error), "fewer parts") from None
+        skipped += part.skipped
+        groups += part.groups or []
+        owners += [number] * len(part.total.stems)
+        names["name"].add(part.name)
+        names["dataset"].add(part.dataset)
+    if first is None:
+        raise InputError("PART", "no part", "at least one")
+    order = total.sort()
+    _refuse_overlap(total.stems, [paths[owners[i]] for i in order])
+    return Partial(
+        name or _only(names["name"], "--name"),
+        dataset or _only(names["dataset"], "--dataset"),
+        total,
+        in_order(skipped),
+        None if first.groups is None else [groups[i] for i in order],
+    )
+
+
+def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial) -> None:
+    """Refuse a part whose figures cannot be added to those of the first."""
+    for key in _SETTINGS:
+        own, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
+        if own != expected:
+            raise InputError(path, f"{key} {own}", f"{key} {expected}, as in {first_path}")
+    if (part.groups is None) != (first.groups is None):
+        states = ["without groups" if groups is None else "with groups" for groups in (part.groups, first.groups)]
+        raise InputError(path, states[0], f"a part {states[1]}, as {first_path}")
+
+
+def _refuse_overlap(stems: list[str], files: list[Path]) -> None:
+    """Refuse images, sorted by name, that are in two parts."""
+    twice = [i for i in range(1, len(stems)) if stems[i] == stems[i - 1]]
+    if twice:
+        i = twice[0]
+        more = f" ({len(twice)} images are there twice)" if twice[1:] else ""
+        raise InputError(
+            files[i], f"the image {stems[i]!r}{more}", f"it in {files[i - 1]} alone: parts must not overlap"
+        )
+
+
+def _only(names: set[str], option: str) -> str:
+    if len(names) > 1:
+        shown = ", ".join(repr(name) for name in sorted(names)[:3])
+        raise InputError(option, f"parts called {shown}", f"{option}, because the parts do not agree")
+    return next(iter(names))

@@ -1,0 +1,36 @@
+"""How maps are stored, where their files do not say it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from densecal.errors import InputError
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """How maps are stored, where their files do not say it.
+
+    Attributes:
+        logits: Values are logits, whose sigmoid or softmax is scored.
+        channels_last: Arrays of K classes are (H, W, K) and not (K, H, W).
+        key: Name of the array in archives of several.
+        max_value: The value that means probability 1; ``None`` for 1 in floats and the highest level of 8 or 16 bits.
+        strip_suffix: Ends of file stems that are left out when maps and masks are matched.
+    """
+
+    logits: bool = False
+    channels_last: bool = False
+    key: str | None = None
+    max_value: float | None = None
+    strip_suffix: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_value is not None and not (math.isfinite(self.max_value) and self.max_value > 0):
+            raise InputError("--max-value", f"{self.max_value:g}", "a number above 0")
+        if self.logits and self.max_value is not None:
+            raise InputError("--max-value", "--logits as well", "one of them: logits have no highest value")
+
+
+AS_STORED = MapOptions()

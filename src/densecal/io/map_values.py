@@ -1,0 +1,136 @@
+"""What the numbers of a map mean: probabilities, levels of a given scale, or logits. Nothing is guessed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.io import SUM_TOLERANCE
+from densecal.io.map_options import MapOptions
+from densecal.io.row_chunks import row_chunks
+
+_SLACK = 1e-6
+"""How far float maps may lie outside [0, 1]: float32 interpolation leaves 1.0000001."""
+_USUAL_SCALES = (100, 255, 65535)
+_SCALES = {256: (1, 100), 65536: (1, 100, 255, 1000, 10_000)}
+"""The highest levels that show another scale than the whole range of 8 or 16 bits."""
+
+Array = NDArray[Any]
+
+
+def check_values(array: Array, name: str, options: MapOptions) -> Array:
+    """Return the values of a map: finite float64 logits, or levels and floats that are probabilities.
+
+    Args:
+        array: (H, W), or (K, H, W) for K classes.
+        name: What errors call the file.
+        options: What the values mean.
+    """
+    if options.logits:
+        return _check_logits(array, name)
+    if options.max_value is not None:
+        array = _scale(array, name, options.max_value)
+    return _check_probabilities(array, name)
+
+
+def to_probabilities(logits: Array) -> NDArray[np.float64]:
+    """Return the sigmoid of logits (H, W), or the softmax of logits (K, H, W) over classes, in float64."""
+    z = logits.astype(np.float64)
+    if z.ndim == 2:
+        return np.asarray(np.exp(-np.logaddexp(0.0, -z)))
+    z -= z.max(axis=0)
+    np.exp(z, out=z)
+    z /= z.sum(axis=0)
+    return z
+
+
+def check_scale(highest: dict[int, int], where: str | Path, options: MapOptions) -> None:
+    """Refuse 8- and 16-bit maps of a set with foreground if their highest level is that of another scale.
+
+    Args:
+        highest: The highest level in all maps, by the number of levels of their type.
+        where: What errors call the maps.
+        options: What the values mean.
+    """
+    if options.max_value is not None:
+        return
+    for levels, top in highest.items():
+        if top in _SCALES.get(levels, ()):
+            bits = "8-bit" if levels == 256 else "16-bit"
+            expected = (
+                f"levels up to {levels - 1}; --max-value {top} if {top} means probability 1, --max-value {levels - 1} "
+                "if the levels are right; class labels (argmax) hold no probabilities"
+            )
+            raise InputError(where, f"no level above {top} in any {bits} map", expected)
+
+
+def _check_logits(array: Array, name: str) -> Array:
+    if not np.issubdtype(array.dtype, np.floating):
+        raise InputError(name, f"values of type {array.dtype}", "logits, which are floats")
+    if not np.isfinite(array).all():
+        raise InputError(name, "NaN or infinite values", "finite logits")
+    z = array.astype(np.float64)
+    if z.ndim == 3 and z.min() >= 0.0 and _miss_of_one(z) <= 1e-3:
+        raise InputError(name, "probabilities, which sum to 1 in every pixel", "logits, or no --logits")
+    return z
+
+
+def _scale(array: Array, name: str, max_value: float) -> Array:
+    """Return values of 0 to ``max_value`` as float64 of 0 to 1; the whole range of 8 or 16 bits stays as it is."""
+    native = array.dtype.newbyteorder("=")
+    whole_range = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}.get(native)
+    if array.ndim == 2 and whole_range == max_value:
+        return array
+    low, high = _finite_range(array, name)
+    if low < -_SLACK * max_value or high > (1.0 + _SLACK) * max_value:
+        raise InputError(name, f"values from {low:.9g} to {high:.9g}", f"values from 0 to {max_value:g} (--max-value)")
+    return array.astype(np.float64) / max_value
+
+
+def _check_probabilities(array: Array, name: str) -> Array:
+    native = array.dtype.newbyteorder("=")
+    if native in (np.uint8, np.uint16) and array.ndim == 2:
+        return array.astype(native, copy=False)
+    low, high = _finite_range(array, name)
+    if not np.issubdtype(array.dtype, np.floating):
+        found = f"values of type {array.dtype} from {low:.9g} to {high:.9g}"
+        raise InputError(name, found, f"floats in [0, 1], or uint8 or uint16 levels; {_hint(array, low, high)}")
+    if low < -_SLACK or high > 1.0 + _SLACK:
+        raise InputError(
+            name, f"values from {low:.9g} to {high:.9g}", f"probabilities in [0, 1]; {_hint(array, low, high)}"
+        )
+    if low < 0.0 or high > 1.0:
+        array = array.clip(0.0, 1.0)
+    if array.ndim == 3 and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
+        expected = "softmax probabilities; --logits for logits"
+        raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", expected)
+    return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
+
+
+def _finite_range(array: Array, name: str) -> tuple[float, float]:
+    low, high = float(array.min()), float(array.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InputError(name, "NaN or infinite values", "probabilities in [0, 1]")
+    return low, high
+
+
+def _hint(array: Array, low: float, high: float) -> str:
+    """Name the options for values that cannot be probabilities."""
+    if low < 0.0:
+        return "--logits for logits"
+    scale = next((scale for scale in _USUAL_SCALES if high <= scale), None)
+    hints = [f"--max-value {scale} for values from 0 to {scale}"] if scale else []
+    hints += ["--logits for logits"] if np.issubdtype(array.dtype, np.floating) else []
+    hints += ["class labels (argmax) hold no probabilities"] if np.array_equal(array, np.rint(array)) else []
+    return "; ".join(hints)
+
+
+def _miss_of_one(array: Array) -> float:
+    """Return how far the sum over classes is from 1, at most."""
+    sums = (array[:, rows].sum(axis=0, dtype=np.float64) for rows in row_chunks(array.shape[1:]))
+    return max(float(np.abs(chunk - 1.0).max()) for chunk in sums)

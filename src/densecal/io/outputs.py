@@ -1,0 +1,165 @@
+"""What a command may write over: never a file that it reads, and without force only what it wrote itself.
+
+A file that a command wrote is recognised by its beginning, which names the command: `"densecal": "evaluate"` is the
+first key of its JSON, `Software: densecal predict` the first text of a PNG. CSV files are recognised by their columns.
+A `.npy` file has room for nothing but padding, so the length of its header tells. Nothing is stored beside the files,
+and a copied or moved file is still recognised.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from densecal.errors import InputError
+from densecal.io import urls
+from densecal.io.atomic import STDOUT
+
+NPY_HEADERS = {"predict": 704, "calibrate apply": 768}
+"""Bytes of the header of a .npy file by command. numpy itself writes 128, and only as many as the shape needs."""
+
+_CSV_COLUMNS = {
+    "evaluate": b"name,dataset,images,pixels,",
+    "benchmark": b"(name,label,calibrator|line,dataset,bins),",
+    "reproduce": b"table,row,data set,",
+}
+_HEADS = {
+    "json": rb'\{\s*"densecal": "COMMAND"',
+    "tex": rb"% densecal COMMAND;",
+    "yaml": rb"# densecal COMMAND\n",
+    "md": rb"<!-- densecal COMMAND -->",
+    "html": rb"<!doctype html>\s*<!-- densecal COMMAND -->",
+    "png": rb"\x89PNG\r\n\x1a\n.{25}.{4}tEXtSoftware\0densecal COMMAND",
+    "onnx": rb"\x08.\x12\x08densecal",
+    "sketch": rb"PK\x03\x04.{26}densecal COMMAND",
+    "safetensors": rb'.{8}\{"__metadata__":\{"densecal":"COMMAND"',
+}
+_HEAD_BYTES = 1024
+_MOST_NAME_BYTES = 255
+"""The limit of every common file system."""
+
+_MARKS = {"calibrate fit": "calibrator"}
+"""What files call themselves, where it is not the name of the command."""
+
+Identity = tuple[int, int] | str | None
+"""Device and inode of a file, links followed; the URL of a remote one; None for a file that does not exist."""
+
+
+def software(command: str) -> str:
+    """Return the text under `Software` in a PNG file that a command wrote."""
+    return f"densecal {command}"
+
+
+def check_outputs(
+    command: str,
+    targets: Iterable[tuple[Path | None, str]],
+    reads: Iterable[Path],
+    force: bool = False,
+) -> None:
+    """Check, before the work, that a command writes over nothing that it should not.
+
+    Args:
+        command: The command's name, as its files carry it.
+        targets: The files to write, each with its format: a key of ``_HEADS``, ``csv`` or ``npy``; None for a file that
+            was not asked for.
+        reads: The files that the command reads. They are looked at only where a target exists.
+        force: Allow to replace files that the command did not write.
+
+    Raises:
+        InputError: A target is read by the command, by this or another name; is a target twice; or exists and was
+            written by something else.
+    """
+    names = [(path, kind) for path, kind in targets if path is not None and path != STDOUT]
+    existing = [(path, kind) for path, kind in names if _exists(path)]
+    _refuse_same_target([path for path, _ in names])
+    if not existing:
+        return
+    inputs = {_identity(path) for path in reads}
+    for path, kind in existing:
+        if _identity(path) in inputs:
+            raise InputError(path, "a file that this command reads", "another name for the output")
+        if not force and _is_replaceable(path) and not _is_own(path, kind, command):
+            expected = "another name for the output, or --force to replace it"
+            raise InputError(path, f"a file that densecal {command} did not write", expected)
+
+
+def check_output_folder(folder: Path, reads: Iterable[Path | None], option: str = "--out") -> None:
+    """Refuse an output folder that is itself one of the folders that a command reads.
+
+    Raises:
+        InputError: It is, by this or another name.
+    """
+    identity = _identity(folder)
+    for path in reads:
+        if identity is not None and path is not None and identity == _identity(path):
+            raise InputError(f"{option} {folder}", "a folder that this command reads", "another folder")
+
+
+def _refuse_same_target(paths: list[Path]) -> None:
+    real = lru_cache(os.path.realpath)  # a folder of maps is resolved once
+    used = set()
+    for path in paths:
+        local = _local(path)
+        target = real(local) if local.is_symlink() else os.path.join(real(local.parent), local.name)
+        if target in used and _is_replaceable(path):
+            raise InputError(path, "the name of two outputs", "a name for each")
+        used.add(target)
+
+
+def _local(path: Path) -> Path:
+    """Return the path of a `file://` URL, and any other path as it is."""
+    return Path(urls.url(path).removeprefix("file://")) if path.parts[:1] == ("file:",) else path
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is a file; an error names a path that no file can have."""
+    local = _local(path)
+    try:
+        if urls.is_remote(local):
+            return urls.is_file(local)
+        if len(os.fsencode(local.name)) > _MOST_NAME_BYTES:  # in a missing folder, the system would not say so
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        os.stat(local)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(path, f"cannot be written ({error.strerror})", "another name for the output") from None
+    return True
+
+
+def _identity(path: Path) -> Identity:
+    local = _local(path)
+    if urls.is_remote(local):
+        return urls.url(local)
+    try:
+        status = os.stat(local)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Return whether writing would replace the path; a pipe or a device is written to."""
+    local = _local(path)
+    return urls.is_remote(local) or not os.path.exists(local) or stat.S_ISREG(os.stat(local).st_mode)
+
+
+def _is_own(path: Path, kind: str, command: str) -> bool:
+    """Return whether a file begins as the command writes it. An empty file holds nothing to lose."""
+    mark = _MARKS.get(command, command).encode()
+    try:
+        with urls.open_bytes(_local(path)) as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(path, error.strerror or "unreadable", "an output that can be read") from None
+    if kind == "npy":
+        own = head[:6] == b"\x93NUMPY" and int.from_bytes(head[8:10], "little") + 10 == NPY_HEADERS[command]
+    else:
+        pattern = _CSV_COLUMNS[command] if kind == "csv" else _HEADS[kind].replace(b"COMMAND", mark)
+        own = re.match(pattern, head, re.DOTALL) is not None
+    return own or not head

@@ -1,0 +1,1 @@
+"""Readers of array formats: a file per format, behind one small protocol."""

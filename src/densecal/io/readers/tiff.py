@@ -1,0 +1,148 @@
+"""TIFF files of several bands or pages, or of types that Pillow does not read, as lazy arrays (bands, H, W)."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tifffile import TiffFile, TiffPage
+
+from densecal.errors import InputError
+from densecal.io.images import bounded_source, first_line, grey_levels, open_image
+
+_MAX_PAGES = 1000
+_NONE, _DEFLATE = 1, (8, 32946)
+_INFLATION = 1032
+"""Deflate makes data at most this much smaller."""
+_MAX_INFLATED = 1 << 26
+"""Segments that could not inflate to more than this are decoded without a check."""
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # it would write several lines about a damaged file
+
+
+@dataclass(frozen=True)
+class TiffArray:
+    """The bands, or the pages, of a TIFF file; a smaller copy of a page is not one."""
+
+    pages: tuple[TiffPage, ...]
+    name: str
+    max_values: int
+    spacing: None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(bands or pages, H, W)."""
+        page = self.pages[0]
+        return (len(self.pages) * page.samplesperpixel, page.imagelength, page.imagewidth)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return np.dtype(self.pages[0].dtype)
+
+    @property
+    def channels(self) -> int:
+        """Bands come first, however they are stored."""
+        return 0
+
+    def read(self) -> NDArray[Any]:
+        """Read all bands."""
+        planes = []
+        for page in self.pages:
+            _check_segments(page, self.name, self.max_values)
+            array = page.asarray(squeeze=False)  # (separate bands, depth, H, W, interleaved bands)
+            planes.append(np.moveaxis(array[:, 0], -1, 1).reshape(-1, *array.shape[2:4]))
+        return np.concatenate(planes)
+
+
+@dataclass(frozen=True)
+class GreyTiff:
+    """A TIFF file of one grey page, which Pillow reads in all compressions."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    max_values: int
+    channels: None = None
+    spacing: None = None
+
+    def read(self) -> NDArray[Any]:
+        """Read the page."""
+        with open_image(self.path, str(self.path), self.max_values, "one grey picture") as image:
+            return grey_levels(image, str(self.path), "a grey map")
+
+
+@contextmanager
+def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[TiffArray | GreyTiff]:
+    """Open a TIFF file; ``key`` is for formats that hold several arrays."""
+    name = str(path)
+    if key is not None:
+        raise InputError(name, "a TIFF file", "an archive of arrays for --key")
+    try:
+        with TiffFile(bounded_source(path, name, 16 * max_values)) as file:
+            pages = tuple(_pages(file, name))
+            first = pages[0]
+            grey = len(pages) == 1 and first.samplesperpixel == 1
+            if grey and first.dtype in (np.bool_, np.uint8, np.uint16, np.float32):
+                yield GreyTiff(path, (first.imagelength, first.imagewidth), np.dtype(first.dtype), max_values)
+            else:
+                _check_pages(pages, name, max_values)
+                yield TiffArray(pages, name, max_values)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(name, "no such file", "a readable TIFF file") from None
+    except Exception as error:  # damaged files raise errors of every kind
+        raise InputError(name, f"unreadable ({first_line(error)})", "a complete TIFF file") from None
+
+
+def _pages(file: TiffFile, name: str) -> Iterator[TiffPage]:
+    for count, page in enumerate(file.pages):
+        if count == _MAX_PAGES:
+            raise InputError(name, f"more than {_MAX_PAGES:,} pages", "one page, or one per class")
+        if isinstance(page, TiffPage) and not page.is_reduced:
+            yield page
+
+
+def _check_pages(pages: tuple[TiffPage, ...], name: str, max_values: int) -> None:
+    """Refuse what is not one array of bands, or too large, before any value is read."""
+    first = pages[0]
+    bands = first.samplesperpixel
+    if len(pages) > 1 and bands > 1:
+        raise InputError(name, f"{len(pages)} pages of {bands} bands", "pages of one band, or bands in one page")
+    for page in pages:
+        if (page.imagelength, page.imagewidth, page.dtype) != (first.imagelength, first.imagewidth, first.dtype):
+            raise InputError(name, "pages of different sizes or types", "pages that are alike")
+        if page.dtype is None or page.imagedepth != 1:
+            raise InputError(name, "pixels of a type that is not read", "8- or 16-bit levels, or floats")
+        if page.tags.valueof(274, 1) != 1:
+            raise InputError(name, f"orientation {page.tags.valueof(274)}", "pixels stored upright")
+    values = len(pages) * bands * first.imagelength * first.imagewidth
+    if values > max_values:
+        raise InputError(name, f"{values:,} values", f"at most {max_values:,} (raise the limit with --max-pixels)")
+
+
+def _check_segments(page: TiffPage, name: str, max_values: int) -> None:
+    """Refuse strips and tiles that are missing, would take too much memory, or cannot be decoded."""
+    if page.compression not in (_NONE, *_DEFLATE):
+        kind = getattr(page.compression, "name", page.compression)
+        raise InputError(name, f"{kind} compression of several bands or pages", "no compression, or deflate")
+    if page.tilewidth * page.tilelength * page.samplesperpixel > max(max_values, 1 << 20):
+        found = f"tiles of {page.tilewidth} x {page.tilelength} pixels"
+        raise InputError(name, found, f"at most {max_values:,} values (raise the limit with --max-pixels)")
+    handle = page.parent.filehandle
+    for offset, size in zip(page.dataoffsets, page.databytecounts, strict=True):
+        if size == 0 or offset + size > handle.size:
+            raise InputError(name, "a file cut short", "a complete TIFF file")
+        if page.compression != _NONE and size * _INFLATION > _MAX_INFLATED:
+            handle.seek(offset)
+            limit = max_values * 8 + 1
+            if len(zlib.decompressobj().decompress(handle.read(size), limit)) == limit:
+                raise InputError(name, "a strip or tile that is larger than the image", "a complete TIFF file")

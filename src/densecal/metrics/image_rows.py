@@ -1,0 +1,94 @@
+"""The per-image table: one row of sums per image, from which pooled figures and their intervals follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from densecal.metrics.fine_bins import Floats, limbs_to_float
+from densecal.metrics.levels import NLL_FLOOR
+
+
+class RowTable:
+    """Rows in the order of updates, in one array that doubles when it is full.
+
+    A small tensor per update would stay between large ones that are freed, where they were, the heap could not be
+    used again: 80 KB per map. Rows on an accelerator wait in a list, because to copy them the host would have to wait.
+
+    Args:
+        width: Number of columns.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._array: Floats = np.empty((64, width))
+        self._count = 0
+        self._pending: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return self._count + sum(len(rows) for rows in self._pending)
+
+    def append(self, rows: Tensor) -> None:
+        """Add float64 rows (B, width)."""
+        if self._pending or rows.device.type != "cpu":
+            self._pending.append(rows)
+            return
+        count = self._count + len(rows)
+        if count > len(self._array):
+            larger = np.empty((max(count, 2 * len(self._array)), self._array.shape[1]))
+            larger[: self._count] = self._array[: self._count]
+            self._array = larger
+        self._array[self._count : count] = rows.numpy()
+        self._count = count
+
+    def extend(self, other: RowTable) -> None:
+        """Add the rows of another table, without waiting for an accelerator."""
+        for rows in (torch.from_numpy(other._array[: other._count]), *other._pending):
+            self.append(rows)
+
+    def copy(self) -> RowTable:
+        """Return a table with the same rows."""
+        new = RowTable(self._array.shape[1])
+        new.extend(self)
+        return new
+
+    def reorder(self, order: list[int]) -> None:
+        """Put the rows in another order."""
+        self._array = self.array()[order]
+
+    def array(self) -> Floats:
+        """Return all rows in one array of its own."""
+        pending, self._pending = self._pending, []
+        for rows in pending:
+            self.append(rows.cpu())
+        return self._array[: self._count].copy()
+
+
+def rows_of(table: Tensor, scores: Tensor) -> Tensor:
+    """Return per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4) and sums of ``score_sums``."""
+    count, correct = table[..., 0] + table[..., 1], table[..., 1]
+    confidence = limbs_to_float(table[..., 2:])
+    columns = [
+        count.sum(1, True),
+        correct.sum(1, True),
+        confidence.sum(1, True),
+        scores,
+        confidence - correct,
+    ]
+    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
+
+
+def score_sums(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None) -> Tensor:
+    """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
+    if softmax:
+        truth = labels.clamp(0, values.shape[1] - 1)[:, None]
+        p_true = values.gather(1, truth)
+        brier = (values.square().sum(1, True) - 2.0 * p_true + 1.0).clamp(min=0.0)
+    else:
+        p_true = torch.where(labels == 1, values, 1.0 - values)
+        brier = (1.0 - p_true).square()
+    nll = -p_true.clamp(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0).log()
+    both = torch.stack([brier, nll])
+    if valid is not None:
+        both = both * valid[:, None]
+    return both.flatten(2).sum(2).T

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: every command says how to go on and exits with 130 or 143."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests import running
+
+COMMANDS = {
+    "evaluate": ("densecal.data.pairs.find_comparisons", ("evaluate", "maps", "masks")),
+    "data": ("densecal.data.check.check", ("data", "check", "images")),
+    "predict": ("densecal.prediction.ensembles.load_ensemble", ("predict", "run", "images", "--out", "maps")),
+    "benchmark": ("densecal.benchmark.load_matrix", ("benchmark", "matrix.yaml", "--out", "out")),
+    "cache": ("densecal.data.caches.list_caches", ("cache", "show")),
+}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_stopped_says_how_to_go_on(
+    name: str, number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        signal.sigtimedwait([], 5)  # until the signal arrives
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "images" / "a.png")
+    target, arguments = COMMANDS[name]
+    monkeypatch.setattr(target, interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    status, _, err = running.run(*arguments)
+    assert status == code
+    continues = "the same command continues, and finished cells are kept"
+    assert (
+        err == f"densecal: {name}: stopped; {continues if name == 'benchmark' else 'the same command starts again'}\n"
+    )
+    assert signal.getsignal(signal.SIGTERM) == before

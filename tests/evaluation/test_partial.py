@@ -1,0 +1,320 @@
+"""Parts of an evaluation: however the images are cut, merging gives the bytes of one call over all of them."""
+
+import dataclasses
+import json
+import random
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import densecal.metrics.sketch as sketch_module
+from densecal.data.pairs import find_pairs
+from densecal.errors import InputError
+from densecal.evaluation.folders import compute, evaluate, score_all
+from densecal.evaluation.partial import Partial, merge_partials, pack_partial, read_partial, write_partial
+from densecal.evaluation.record import SkippedFile
+from densecal.evaluation.worker import Settings
+from densecal.io.atomic import write_json
+from densecal.io.groups import Groups
+from densecal.runtime.progress import silent
+from tests.adversarial.common import assert_one_line, densecal
+
+IMAGES = 53
+KINDS = ("uint8", "uint16", "float", "mixed", "classes", "void")
+GROUPS = Groups("^[a-d]")
+
+
+def write_images(folder: Path, kind: str) -> tuple[Path, Path]:
+    """Write maps of a kind and their masks, with names whose order is not that of writing."""
+    rng = np.random.default_rng(5)
+    for name in ("maps", "masks"):
+        (folder / name).mkdir(parents=True)
+    for i in range(IMAGES):
+        name = f"{'abcd'[i % 4]}{i * 31 % IMAGES}"
+        p = rng.random((7, 9)) ** rng.uniform(0.3, 3)
+        mask = np.where(rng.random(p.shape) < p, 255, 0).astype(np.uint8)
+        dtype = ("uint8", "uint16", "float")[i % 3] if kind in ("mixed", "void") else kind
+        if kind == "classes":
+            values = rng.dirichlet((1, 1, 1), p.shape).transpose(2, 0, 1)
+            mask = rng.integers(0, 3, p.shape).astype(np.uint8)
+        elif dtype == "float":
+            values = p.astype(np.float32)
+        else:
+            values = np.rint(p * np.iinfo(dtype).max).astype(dtype)
+        if kind == "void":
+            mask[rng.random(p.shape) < (1.0 if i == 6 else 0.2)] = 100  # one image has nothing but void pixels
+        np.save(folder / "maps" / f"{name}.npy", values)
+        Image.fromarray(mask).save(folder / "masks" / f"{name}.png")
+    return folder / "maps", folder / "masks"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Folders of maps and masks by kind."""
+    folder = tmp_path_factory.mktemp("images")
+    return {kind: write_images(folder / kind, kind) for kind in KINDS}
+
+
+def settings_of(kind: str, full: bool) -> Settings:
+    return Settings(
+        full=full, classes=3 if kind == "classes" else None, ignore_index=100 if kind == "void" else None
+    )  # fmt: skip
+
+
+def cut(folders: tuple[Path, Path], how: Settings, groups: Groups | None, count: int, rng: random.Random):
+    """Score images in parts, at random and unequal; return the parts in another order."""
+    pairs, _ = find_pairs(*folders)
+    owner = [rng.randrange(count) for _ in pairs]
+    parts = []
+    for number in range(count):
+        total, _ = score_all([p for p, o in zip(pairs, owner, strict=True) if o == number], how, 1, False, silent)
+        parts.append(Partial("m", "d", total, (), None if groups is None else groups.of(total.stems)))
+    rng.shuffle(parts)
+    return parts
+
+
+def merge(folder: Path, parts: list[Partial]) -> Partial:
+    files = [folder / f"{number}.sketch" for number in range(len(parts))]
+    for file, part in zip(files, parts, strict=True):
+        write_partial(file, part)
+    return merge_partials(files)
+
+
+def json_bytes(folder: Path, record) -> bytes:
+    write_json(folder / "record.json", record.to_json())
+    return (folder / "record.json").read_bytes()
+
+
+def assert_same(folder: Path, folders, how: Settings, groups: Groups | None, count: int, rng: random.Random) -> None:
+    whole = evaluate(*folders, settings=how, name="m", dataset="d", groups=groups)
+    merged = compute(merge(folder, cut(folders, how, groups, count, rng)), "parts", "parts")
+    assert json_bytes(folder, merged.record) == json_bytes(folder, whole.record)
+    # to the last bit, which ten digits in the JSON would hide
+    assert repr(merged.record) == repr(whole.record)
+    assert merged.stems == whole.stems
+    assert np.array_equal(merged.rows, whole.rows)
+
+
+CASES = [
+    *((kind, False, count) for kind, count in zip(KINDS, (3, 7, 3, 7, 3, 7), strict=True)),
+    ("float", True, 7), ("mixed", True, 3), ("classes", True, 7),
+]  # fmt: skip
+"""Kind of maps, whether there are too many float pixels to keep each, number of parts."""
+
+
+@pytest.mark.parametrize(("kind", "binned", "count"), CASES)
+@pytest.mark.parametrize(("full", "groups"), [(True, None), (False, GROUPS)])
+def test_merged_parts_give_the_bytes_of_one_call(images, tmp_path, monkeypatch, kind, binned, count, full, groups):
+    if binned:  # in all, but not in every part
+        monkeypatch.setattr(sketch_module, "EXACT_PIXELS", 600)
+    rng = random.Random(f"{kind} {binned}")
+    assert_same(tmp_path, images[kind], settings_of(kind, full), groups, count, rng)
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_one_part_and_as_many_as_images_give_the_same_bytes(images, tmp_path, count):
+    assert_same(tmp_path, images["mixed"], Settings(), GROUPS, count, random.Random(count))
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    kind=st.sampled_from(KINDS), full=st.booleans(), grouped=st.booleans(), seed=st.integers(0, 2**32),
+    limit=st.sampled_from([1 << 20, 300, 2000]), count=st.sampled_from([1, 3, 7, 50]),
+)  # fmt: skip
+def test_no_cut_and_no_order_changes_a_bit(images, tmp_path_factory, kind, full, grouped, seed, limit, count):
+    folder = tmp_path_factory.mktemp("parts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sketch_module, "EXACT_PIXELS", limit)
+        how, groups = settings_of(kind, full), GROUPS if grouped else None
+        assert_same(folder, images[kind], how, groups, count, random.Random(seed))
+
+
+def test_the_row_of_an_image_does_not_depend_on_its_neighbours(images):
+    pairs, _ = find_pairs(*images["uint8"])
+    together, _ = score_all(pairs, Settings(), 1, False, silent)
+    alone = [score_all([pair], Settings(), 1, False, silent)[0].meter.sketch.image_rows()[0] for pair in pairs]
+    assert np.array_equal(together.meter.sketch.image_rows(), np.stack(alone))
+
+
+def test_entropies_and_skipped_files_come_in_the_order_of_names(images, tmp_path):
+    how = Settings(entropy=True)
+    parts = cut(images["mixed"], how, None, 3, random.Random(1))
+    names = ["x/b.png", "x/a-1.png", "x/a.png"]
+    parts = [
+        dataclasses.replace(part, skipped=(SkippedFile(name, "why"),)) for part, name in zip(parts, names, strict=True)
+    ]
+    record = compute(merge(tmp_path, parts), "parts", "parts").record
+    whole = evaluate(*images["mixed"], settings=how).record
+    assert record.entropy == whole.entropy
+    assert [entry.file for entry in record.skipped] == ["x/a.png", "x/a-1.png", "x/b.png"]
+
+
+def test_one_call_lists_skipped_files_by_name_too(tmp_path):
+    maps, masks = write_images(tmp_path, "uint8")
+    (masks / "d44.png").unlink()  # no partner, which is noticed first
+    (maps / "a0.npy").write_bytes(b"not an array")
+    record = evaluate(maps, masks, settings=Settings(full=False), skip_bad=True).record
+    assert [Path(entry.file).stem for entry in record.skipped] == ["a0", "d44"]
+
+
+def test_a_part_read_and_written_again_is_the_same_file(images, tmp_path):
+    (part,) = cut(images["mixed"], Settings(), GROUPS, 1, random.Random(0))
+    write_partial(tmp_path / "a.sketch", part)
+    assert pack_partial(read_partial(tmp_path / "a.sketch")) == (tmp_path / "a.sketch").read_bytes()
+
+
+def test_names_that_are_not_utf8_survive(images, tmp_path):
+    (part,) = cut(images["uint8"], Settings(), None, 1, random.Random(0))
+    part.total.stems[0] = "\udcff"
+    write_partial(tmp_path / "a.sketch", part)
+    assert read_partial(tmp_path / "a.sketch").total.stems == part.total.stems
+
+
+def test_an_image_in_two_parts_is_refused(images, tmp_path):
+    parts = cut(images["uint8"], Settings(), None, 2, random.Random(0))
+    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images are there twice\).*must not overlap"):
+        merge(tmp_path, [*parts, parts[0]])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Settings(bins=15), "bins 15; expected bins 10, as in "),
+        (Settings(full=False), "full False; expected full True"),
+        (Settings(ignore_index=7), "ignore_index 7; expected ignore_index None"),
+    ],
+)
+def test_parts_of_other_settings_are_refused(images, tmp_path, other, message):
+    parts = [cut(images["uint8"], how, None, 1, random.Random(0))[0] for how in (Settings(), other)]
+    with pytest.raises(InputError, match=message):
+        merge(tmp_path, parts)
+
+
+def test_parts_with_and_without_groups_are_refused(images, tmp_path):
+    parts = [cut(images["uint8"], Settings(), groups, 1, random.Random(0))[0] for groups in (None, GROUPS)]
+    with pytest.raises(InputError, match="with groups; expected a part without groups"):
+        merge(tmp_path, parts)
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.fixture(scope="module")
+def part_file(images, tmp_path_factory):
+    """The file of one part."""
+    path = tmp_path_factory.mktemp("part") / "part.sketch"
+    write_partial(path, cut(images["mixed"], Settings(), GROUPS, 1, random.Random(0))[0])
+    return path
+
+
+def rewritten(path: Path, target: Path, changes: dict[str, bytes | None]) -> Path:
+    """Copy a part with other members; the digest is wrong unless it is given."""
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as copy:
+        members = {name: archive.read(name) for name in archive.namelist()} | changes
+        for name, content in members.items():
+            if content is not None:
+                copy.writestr(name, content)
+    return target
+
+
+@pytest.mark.parametrize(
+    "name", ["densecal evaluate", "sketch/levels", "each/rows", "each/names", "segmentation/curves"]
+)
+def test_a_changed_byte_is_noticed_by_the_digest(part_file, tmp_path, name):
+    with zipfile.ZipFile(part_file) as archive:
+        content = bytearray(archive.read(name))
+    # the last digit of a number or letter of a name, so that everything else still fits
+    content[-2 if name == "each/names" else content.rindex(b"}") if b"}" in content[-9:] else -8] ^= 1
+    with pytest.raises(InputError) as caught:
+        read_partial(rewritten(part_file, tmp_path / "a.sketch", {name: bytes(content)}))
+    assert "a.sketch" in str(caught.value)
+    if name == "each/names":
+        assert "damaged (its digest is wrong)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"each/rows": None}, "no each/rows"),
+        ({"sha256": b"0" * 64}, "its digest is wrong"),
+        ({"sha256": None}, "its digest is wrong"),
+        ({"more": b""}, "a member 'more'"),
+        ({"sketch/top": b"\0" * 8}, "sketch/top of 8 bytes; expected 320"),
+        ({"densecal evaluate": b'{"version": 2}'}, "version 2; expected version 1"),
+        ({"densecal evaluate": b"[]"}, "version None"),
+        ({"densecal evaluate": None}, "something else"),
+        ({"sketch/levels": b"\xff" * (3 * 2 * 65536 * 8)}, "negative numbers in levels"),
+        ({"each/rows": b"\0" * (53 * 15 * 8)}, "do not belong together"),
+    ],
+)
+def test_what_is_no_part_is_one_line(part_file, tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        read_partial(rewritten(part_file, tmp_path / "a.sketch", changes))
+
+
+def test_rows_that_expand_too_far_are_refused_before_they_are_read(part_file, tmp_path):
+    bomb = rewritten(part_file, tmp_path / "a.sketch", {"each/rows": bytes(15 * 8 * (1 << 17))})
+    with pytest.raises(InputError, match="at most 64 bytes from each compressed byte"):
+        read_partial(bomb)
+
+
+# ------------------------------------------------------------------ commands
+
+
+@pytest.fixture(scope="module")
+def workplace(images, tmp_path_factory):
+    """Two folders of parts beside the whole."""
+    folder = tmp_path_factory.mktemp("commands")
+    for kind, target in zip(("maps", "masks"), images["mixed"], strict=True):
+        shutil.copytree(target, folder / kind)
+        for file in target.iterdir():
+            part = folder / f"{kind}-{hash_of(file.stem)}"
+            part.mkdir(exist_ok=True)
+            shutil.copy(file, part)
+    return folder
+
+
+def hash_of(stem: str) -> int:
+    return int(stem[1:]) % 2
+
+
+def test_the_commands_write_the_same_bytes(workplace):
+    common = ["--groups", "^[a-d]", "--name", "m", "--dataset", "d", "--workers", "1"]
+    assert densecal(workplace, "evaluate", "maps", "masks", "--json", "one.json", *common)[0] == 0
+    for i in range(2):
+        command = ["evaluate", f"maps-{i}", f"masks-{i}", "--partial", f"{i}.sketch", *common]
+        assert densecal(workplace, *command)[0] == 0
+    for order in (["0.sketch", "1.sketch"], ["1.sketch", "0.sketch"]):
+        assert densecal(workplace, "merge", *order, "--json", "merged.json", "--csv", "t.csv")[0] == 0
+        assert (workplace / "merged.json").read_bytes() == (workplace / "one.json").read_bytes()
+    assert json.loads((workplace / "one.json").read_text())["images"] == IMAGES
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["evaluate", "maps", "masks", "--partial", "p.sketch", "--json", "a.json"], "--partial alone"),
+        (["evaluate", "maps", "masks", "--partial", "maps/a0.npy"], "a file that this command reads"),
+        (["evaluate", "maps", "masks", "--partial", "notes.sketch"], "did not write"),
+        (["merge", "notes.sketch"], "notes.sketch: unreadable"),
+        (["merge", "nothing.sketch"], "nothing.sketch: no such file"),
+        (["merge", "x.sketch", "--json", "x.sketch", "--force"], "a file that this command reads"),
+        (["merge", "x.sketch", "y.sketch"], "--name: parts called 'maps-0', 'maps-1'"),
+        (["merge", "x.sketch", "x.sketch"], "must not overlap"),
+    ],
+)
+def test_commands_refuse_in_one_line(workplace, command, message):
+    (workplace / "notes.sketch").write_text("my notes")
+    for i, name in enumerate(("x.sketch", "y.sketch")):
+        if not (workplace / name).exists():
+            densecal(workplace, "evaluate", f"maps-{i}", f"masks-{i}", "--metrics", "fast", "--partial", name)
+    before = {path: path.read_bytes() for path in workplace.glob("*.sketch")}
+    assert_one_line(densecal(workplace, *command), message)
+    assert before == {path: path.read_bytes() for path in workplace.glob("*.sketch")}
