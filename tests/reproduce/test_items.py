@@ -18,6 +18,7 @@ from densecal.reproduce.items import MAPS, find_item, load_scale, load_settings
 from densecal.reproduce.published import HOMES, evaluate_maps
 from densecal.reproduce.results import Results
 from densecal.reproduce.runner import Workplace
+from densecal.reproduce.scaled import describe_config
 from densecal.reproduce.smoke_data import NETWORKS, write_data
 from tests.running import run
 
@@ -235,3 +236,16 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path, file):
         reproduce("table-2", Scale.smoke, tmp_path, tmp_path)
     assert foreign.read_text() == "mine"
     assert list(tmp_path.rglob("*.*")) == [foreign]
+
+
+def test_full_scale_takes_weights_from_the_folder_of_data_sets(data, tmp_path):
+    part = tmp_path / "data"
+    for name in ("DUTS-TR", "ECSSD"):
+        shutil.copytree(data / name, part / name)
+    weights = part / "weights" / "resnet50.safetensors"
+    weights.parent.mkdir()
+    weights.touch()
+    for name, expected in (("sod", str(weights)), ("vgg16", "imagenet")):
+        (cell, *_) = Plan(Workplace(Scale.full, part, tmp_path).matrix(name, {"bce"}), tmp_path).untuned
+        assert cell.config.model.weights == expected
+        assert f"(weights: {expected})" in describe_config(cell.config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,11 @@ from densecal.reproduce.items import MAPS, Item, Scale, find_item, load_scale, l
 from densecal.reproduce.paper import paper_numbers
 from densecal.reproduce.published import evaluate_maps, missing_maps
 from densecal.reproduce.results import Results
+from densecal.reproduce.scaled import describe_config, scaled_matrix, weights_file
 from densecal.reproduce.smoke_data import write_data
 from densecal.reproduce.studies import range_comparisons
 from densecal.runtime.cores import cores
-from densecal.training.config import Config
 
-SEED = 0
 _MOST_JOBS = 4
 _TABLES = ("table.md", "table.tex", "table.csv")
 _UNEVALUATED = ("hours", "images_per_second")
@@ -156,31 +154,16 @@ class Workplace:
 
     def matrix(self, name: str, labels: set[str]) -> Matrix | None:
         """Return the matrix of some rows on the data that is there; ``None`` without images to train on."""
-        settings, scale = load_settings(name), self.settings
-        train = self.copy(settings.train, scale.train)
+        settings = load_settings(name)
+        train = self.copy(settings.train, self.settings.train)
         if train is None:
             return None
-        tests = {dataset: self.copy(dataset, scale.test) for dataset in settings.tests}
-        paths = [f"data.images={json.dumps(train.images)}", f"data.masks={json.dumps(train.masks)}"]
-        if self.scale is not Scale.full:
-            paths.append(f"data.cache={json.dumps(str(self.root / 'packed' / name))}")
-        own = {Scale.full: [], Scale.cpu: settings.cpu, Scale.smoke: settings.smoke}[self.scale]
-        return Matrix.model_validate(
-            {
-                "recipe": settings.recipe,
-                "overrides": [*settings.overrides, *scale.overrides, *own, *paths],
-                "methods": settings.select(labels),
-                "seeds": [SEED],
-                "datasets": [
-                    {"name": dataset, "images": found.images, "masks": found.masks, "ood": datasets.SETS[dataset].ood}
-                    for dataset, found in tests.items()
-                    if found is not None
-                ],
-                "calibrators": settings.calibrators,
-                "bins": settings.bins,
-                "starts_from": settings.starts_from,
-            }
-        )
+        tests = {dataset: self.copy(dataset, self.settings.test) for dataset in settings.tests}
+        cache = None if self.scale is Scale.full else self.root / "packed" / name
+        there = {dataset: found for dataset, found in tests.items() if found is not None}
+        weights = weights_file(settings, self.data)
+        own = weights if self.scale is Scale.full and weights.is_file() else None
+        return scaled_matrix(settings, self.scale, labels, train, there, cache, own)
 
     def copy(self, dataset: str, count: int | None) -> Found | None:
         """Return a data set as the scale has it: itself, or a copy of fewer and smaller images."""
@@ -219,16 +202,6 @@ class Workplace:
             f"at most {scale.train} {kind} to train and validate on, {scale.test} of each test set, "
             f"none longer than {scale.side} pixels; published maps on whole sets"
         )
-
-
-def describe_config(config: Config) -> str:
-    """Return the setting of a training in one line."""
-    optim, model, size = config.optim, config.model, config.data.size
-    return (
-        f"{model.arch} on {model.encoder} (weights: {model.weights or 'none'}), images of {size} x {size} pixels, "
-        f"epochs {optim.epochs}, and as many more from there for adaptive methods, batch {optim.batch}, "
-        f"{optim.optimizer} {optim.lr:g}, schedule {optim.schedule}, seed {config.engine.seed}"
-    )
 
 
 def _compare(name: str, item: Item, results: Results) -> Comparison:
