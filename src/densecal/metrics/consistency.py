@@ -80,7 +80,7 @@ def _units(gaps: Floats, pixels: Floats, groups: Sequence[str] | None) -> Floats
     """Return the gaps of every unit with valid pixels, ordered by content: the order of images changes nothing."""
     if groups is not None:
         names, unit = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
-        pixels = np.bincount(unit, pixels, len(names))
+        pixels = np.bincount(unit, pixels, len(names)).astype(np.float64)
         order = np.lexsort([*gaps.T[::-1], unit])
         gaps = np.stack([np.bincount(unit[order], column[order], len(names)) for column in gaps.T], axis=1)
     gaps = gaps[pixels > 0]
@@ -92,4 +92,4 @@ def _signs(units: int) -> Iterator[Floats]:
     rng = np.random.default_rng(0)
     step = max(1, _BLOCK // units)
     for first in range(0, REPLICATES, step):
-        yield 2.0 * rng.integers(0, 2, (min(step, REPLICATES - first), units)) - 1.0
+        yield rng.choice(np.array([-1.0, 1.0]), (min(step, REPLICATES - first), units))

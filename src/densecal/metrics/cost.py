@@ -1,8 +1,8 @@
 """Expected cost of acting on a probability, at a user's price of a miss and of a false alarm.
 
-A pixel is acted on where p > t. With the price c1 of a miss and c0 of a false alarm, cost(t) = (c1 FN + c0 FP) / N. Whoever
-believes p acts above t0 = c0 / (c0 + c1): there the two expected costs are equal. For a calibrated model t0 is also
-the threshold that minimises the cost. For another one, cost(t0) - min cost(t) is the price of its miscalibration,
+A pixel is acted on where p > t. With the price c1 of a miss and c0 of a false alarm, cost(t) = (c1 FN + c0 FP) / N.
+Whoever believes p acts above t0 = c0 / (c0 + c1): there the two expected costs are equal. For a calibrated model t0 is
+also the threshold that minimises the cost. For another one, cost(t0) - min cost(t) is the price of its miscalibration,
 because t0 on the best rising map of p (isotonic regression) acts as the best threshold on p does. Thresholds are those
 from 0 to 1, so that a pixel with p = 0 is never acted on.
 """
