@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from densecal.benchmark import open_tasks, summarise
 from densecal.benchmark.cells import run_task
 from densecal.benchmark.matrix import Matrix
+from densecal.benchmark.packed import pack, unpack
 from densecal.benchmark.plan import ERROR, Plan, finished
 from densecal.benchmark.sets import ImageSets
-from densecal.benchmark.workers import _try_task
+from densecal.benchmark.workers import _try_task, forget_lost_first_stages
 from densecal.errors import InputError
 from densecal.runtime.progress import silent
 from densecal.training.loop import train
@@ -128,6 +129,28 @@ def test_a_first_stage_without_its_checkpoint_is_one_line(done, tmp_path):
     text = (als.folder / ERROR).read_text()
     assert text.startswith(f"{als.start.run}: no checkpoint; expected ")
     assert text.count("\n") == 1
+
+
+def test_an_unpacked_first_stage_is_trained_again_only_for_rows_that_start_from_it(done, tmp_path):
+    plan, _ = done
+    pack(plan.out, tmp_path / "packed.jsonl")
+    unpack(tmp_path / "packed.jsonl", tmp_path / "out")
+    copy = Plan(plan.matrix, tmp_path / "out")
+    cells = {cell.label: cell for cell in copy.untuned}
+    forget_lost_first_stages(copy)
+    assert open_tasks(copy, set()) == []
+    shutil.rmtree(cells["als"].folder)
+    kept = cells["aslp-mc"].result.read_bytes()
+    forget_lost_first_stages(copy)
+    assert [task.label for task in open_tasks(copy, set())] == ["bce", "als"]
+    forget_lost_first_stages(copy)
+    _, other = Pipe()
+    while tasks := open_tasks(copy, set()):
+        assert any(_try_task(task, ImageSets(), other) for task in tasks)
+    assert cells["aslp-mc"].result.read_bytes() == kept
+    assert weights(cells["als"].run) == weights(next(cell.run for cell in plan.untuned if cell.label == "als"))
+    forget_lost_first_stages(copy)
+    assert open_tasks(copy, set()) == []
 
 
 def test_a_run_that_started_elsewhere_is_replaced(done, tmp_path):

@@ -124,8 +124,8 @@ def _evaluations(predictor: Predictor, cell: Cell, folder: Path, sets: ImageSets
 
 
 def _prepare_run(cell: Cell) -> None:
-    """Remove a run with other settings, or copy a run that is the same."""
-    if (cell.run / "config.yaml").is_file() and not _same_run(cell, cell.run):
+    """Remove a run with other settings or with none, or copy a run that is the same."""
+    if cell.run.exists() and not _same_run(cell, cell.run):
         shutil.rmtree(cell.run)
     if cell.like is not None and not cell.run.exists() and _same_run(cell, cell.like):
         new = cell.run.with_name("run.new")

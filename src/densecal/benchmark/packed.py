@@ -8,6 +8,7 @@ need the folder itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,20 @@ _LOGGED = {
 }
 
 
-def pack(folder: Path, file: Path) -> None:
+def pack(folder: Path, file: Path, change: Callable[[dict[str, Any]], dict[str, Any]] = lambda result: result) -> None:
     """Pack the finished tasks of a benchmark into a file; other tasks that the file holds stay in it.
 
     Args:
         folder: The benchmark's folder.
         file: Made or added to; a task that it holds already is replaced.
+        change: Applied to the content of every result file.
 
     Raises:
         InputError: A file cannot be read.
     """
     tasks = _read(file) if file.exists() else {}
     for path in folder.rglob(RESULT):
-        task: dict[str, Any] = {"result": _packed_result(read_json(path, "a result"))}
+        task: dict[str, Any] = {"result": change(_packed_result(read_json(path, "a result")))}
         log = path.parent / _LOG
         if log.exists():
             task["log"] = _packed_log([json.loads(line) for line in read_text(log, "a log").splitlines()])

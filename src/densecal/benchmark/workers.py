@@ -72,6 +72,7 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
     watch = watch or (lambda event: None)
     plan = Plan(matrix, out)
     _forget_failures(out)
+    forget_lost_first_stages(plan)
     tasks = open_tasks(plan, set())
     if not tasks:
         return
@@ -258,6 +259,14 @@ def _forget_failures(out: Path) -> None:
     for kind in ("cells", "tuning", "references"):
         for error in list((out / kind).glob(f"**/{ERROR}")):
             error.unlink(missing_ok=True)
+
+
+def forget_lost_first_stages(plan: Plan) -> None:
+    """Remove the results of first stages without weights, as unpacked ones are, that open cells start from."""
+    for cell in plan.untuned:
+        first = cell.start
+        if first is not None and not (first.run / "checkpoints").is_dir() and not finished(cell):
+            first.result.unlink(missing_ok=True)
 
 
 def _pack(plan: Plan, watch: Watch) -> None:
