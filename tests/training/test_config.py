@@ -170,3 +170,11 @@ def test_two_stages_are_one_configuration():
     assert config.method_options["warmup"] == 4
     with pytest.raises(InputError, match=r"optim\.epochs"):
         load_config("demo", ["method.schedule=two-stage", "method.warmup=4"])
+
+
+def test_the_base_loss_is_an_option_of_every_method():
+    config = load_config("sod", ["method.name=aslp-mc", "method.loss.bce=1", "method.loss.dice=0.5"])
+    assert config.method_options["loss"] == {"bce": 1, "dice": 0.5}
+    assert load_config("sod", ["method.loss={bce: 1, iou: 2}"]).method_options["loss"] == {"bce": 1, "iou": 2}
+    with pytest.raises(InputError, match=r"method.loss: found 'dise'; expected one of bce, dice"):
+        load_config("sod", ["method.loss.dise=1"])

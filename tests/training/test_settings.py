@@ -37,8 +37,9 @@ def test_every_setting_of_the_schema_is_there_and_explained():
 def test_every_option_of_every_method_is_there():
     by_name = {part.name.removeprefix("method "): part for part in reference("method")}
     assert {"method", *methods.names()} == set(by_name)
+    assert {setting.key for setting in by_name["method"].settings} == {"method.name", "method.loss"}
     for name in methods.names():
-        options = set(methods.options(name)) - {"num_samples", "num_classes", "ignore_index", "seed"}
+        options = set(methods.options(name)) - {"num_samples", "num_classes", "ignore_index", "seed", "loss"}
         assert {setting.key for setting in by_name[name].settings} == {f"method.{option}" for option in options}
 
 

@@ -231,6 +231,7 @@ def test_a_process_killed_in_its_second_stage_resumes(plain, tmp_path):
         ("model.encoder=resnet10t", "model.encoder = 'mobilenetv3_small_050', not 'resnet10t'"),
         ("model.options={decoder_channels: [16, 16, 8, 8, 4]}", "model.options = "),
         ("model.arch=fpn", "model.arch = 'unet', not 'fpn'"),
+        ("method.loss.dice=1", "method.loss = {'bce': 1}, not {'dice': 1}"),
     ],
 )
 def test_a_run_with_another_network_data_or_split_is_refused(plain, tmp_path, override, message):

@@ -127,7 +127,7 @@ class AdaFocal(Method):
         self.register_buffer("gamma", torch.full((bins,), float(gamma_init), dtype=torch.float64))
         self.register_buffer("edges", torch.linspace(0, 1, bins + 1))
 
-    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return the mean loss over the valid pixels of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             z, y = logits.float(), without_void(targets, self.ignore_index)

@@ -97,8 +97,7 @@ class Adaptive(Method, ABC):
 
         The batches of several processes must have the same size (padded with negative indices) and share no image.
         """
-        gap = (image_gap if self.num_classes == 1 else class_gap)(logits, masks, self.ignore_index)
-        slot, gap = gather_processes(self._slot(index), gap)
+        slot, gap = gather_processes(self._slot(index), self.gap(logits, masks))
         old = self._values_at(slot)
         self._count(slot, gap)
         if self.epoch < self.warmup:
@@ -106,6 +105,15 @@ class Adaptive(Method, ABC):
         new = self.move(old, gap)
         may_move = (slot < self.num_samples) & gap.isfinite()
         self.values[slot] = torch.where(may_move, new, old)
+
+    def gap(self, logits: Tensor, masks: Tensor) -> Tensor:
+        """Return g = L(inverted y) - L(y) of each image (B,), for the base loss L; see `base_loss`."""
+        w, regions = self.base_loss
+        gap = (image_gap if self.num_classes == 1 else class_gap)(logits, masks, self.ignore_index)
+        if not regions:
+            return gap if w == 1 else w * gap
+        with torch.autocast(logits.device.type, enabled=False):
+            return w * gap + self.base_loss.region_gap(logits.float(), self.soft_labels(masks))
 
     def after_epoch(self, result: Any) -> None:
         """Store the validation accuracy and, in the first of two stages, freeze it."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from densecal.methods.aslp import ASLPMC
+from densecal.methods.base_loss import LossTerms
 from densecal.methods.registry import register
 
 
@@ -39,7 +40,7 @@ class ASLPCL(ASLPMC):
         eta: Step size of alpha; by default large enough to reach the threshold in one visit.
         warmup: Epochs before the loop closes.
         technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
-        num_samples: As for `Method`; so are `num_classes`, `ignore_index` and `seed`.
+        num_samples: As for `Method`; so are `num_classes`, `ignore_index`, `seed` and `loss`.
     """
 
     bound: Tensor
@@ -61,11 +62,12 @@ class ASLPCL(ASLPMC):
         num_classes: int = 1,
         ignore_index: int = 255,
         seed: int = 0,
+        loss: LossTerms | None = None,
     ) -> None:
         super().__init__(
             eta=eta, lam=0.0, warmup=warmup, constraint="exact", technique=technique, noise_bound=noise_bound,
             grad_norm=grad_norm, band=band,
-            num_samples=num_samples, num_classes=num_classes, ignore_index=ignore_index, seed=seed,
+            num_samples=num_samples, num_classes=num_classes, ignore_index=ignore_index, seed=seed, loss=loss,
         )  # fmt: skip
         if not 0 < gain < 1:
             raise ValueError(f"gain: found {gain}; expected above 0 and below 1, where the loop is stable")

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from densecal import rng
 from densecal.labels import perturb
-from densecal.methods.losses import SmoothedLabels, bce_with_void, cross_entropy_with_void
+from densecal.methods.base_loss import LossTerms, parse_loss
+from densecal.methods.losses import SmoothedLabels, SoftTargets, bce_with_void, class_planes, cross_entropy_with_void
+from densecal.methods.regions import SoftLabels, shown
 from densecal.methods.registry import register
 
 
@@ -36,11 +38,23 @@ class Method(nn.Module):
             masks (B, H, W) of class indices.
         ignore_index: Value of void pixels in a mask, which count in no loss and no statistic.
         seed: Seed of every draw; a draw is a function of (seed, epoch, index).
+        loss: The base loss, as weights of its terms, such as `{"bce": 1, "dice": 1}`; by default `{"bce": 1}`. Terms
+            are `bce` (cross entropy, or what the method has in its place), `dice`, `iou`, `lovasz`, `tversky` and
+            `focal-tversky`. The last two also take `{"weight": 1, "false_positives": 0.3, "false_negatives": 0.7}`, and
+            `focal-tversky` an exponent `gamma`.
     """
 
     perturbed: Tensor
 
-    def __init__(self, *, num_samples: int, num_classes: int = 1, ignore_index: int = 255, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        num_classes: int = 1,
+        ignore_index: int = 255,
+        seed: int = 0,
+        loss: LossTerms | None = None,
+    ) -> None:
         super().__init__()
         for option, number in {"num_samples": num_samples, "num_classes": num_classes}.items():
             if number < 1:
@@ -49,6 +63,7 @@ class Method(nn.Module):
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.seed = seed
+        self.base_loss = parse_loss(loss)
         self.epoch = 0
         self._loop_counts_epochs = False
         self._foreground_is_void: Tensor | bool | None = None
@@ -70,15 +85,43 @@ class Method(nn.Module):
         return images, masks
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return the mean loss over the valid pixels of the batch, in float32.
+        """Return the base loss of the batch, void pixels ignored, in float32.
 
         Args:
             logits: (B, 1, H, W) or (B, K, H, W).
             targets: What `prepare` returned.
             weight: Weight of each sample (B,), 0 for padding; or of each pixel (B, 1, H, W).
         """
+        w, regions = self.base_loss
+        if not regions:
+            values = self.pixel_loss(logits, targets, weight)
+            return values if w == 1 else w * values
+        with torch.autocast(logits.device.type, enabled=False):
+            value = self.base_loss.region_mean(logits.float(), self.soft_labels(targets), weight)
+            return value + w * self.pixel_loss(logits, targets, weight) if w else value
+
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+        """Return the term `bce` of the base loss, the mean over valid pixels, in float32; arguments as for `loss`."""
         loss = bce_with_void if self.num_classes == 1 else cross_entropy_with_void
         return loss(logits, targets, self.ignore_index, weight)
+
+    def soft_labels(self, targets: Any) -> SoftLabels:
+        """Return targets as a plane per class, for region losses."""
+        if self.num_classes == 1:
+            valid = targets != self.ignore_index
+            planes = torch.where(valid, targets, 0).float()
+            return SoftLabels(planes, valid, shown(planes))
+        labels = targets if isinstance(targets, Tensor) else targets.labels
+        valid = (labels != self.ignore_index).unsqueeze(1)
+        planes = class_planes(labels, self.num_classes, self.ignore_index)
+        present = shown(planes)
+        if isinstance(targets, SmoothedLabels):
+            strength = targets.strength
+            strength = strength.view(-1, 1, 1, 1) if strength.ndim == 1 else strength.unsqueeze(1)
+            planes = torch.where(valid, (1 - strength) * planes + strength / self.num_classes, 0)
+        elif isinstance(targets, SoftTargets):
+            planes = torch.where(valid, targets.planes, 0)
+        return SoftLabels(planes, valid, present)
 
     def forward(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return `loss`, so that a method can replace a criterion such as `nn.BCEWithLogitsLoss`."""

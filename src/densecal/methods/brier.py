@@ -37,7 +37,7 @@ class Brier(Method):
         **common: See `Method`.
     """
 
-    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return the mean Brier loss over the valid pixels of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             values = binary_brier if self.num_classes == 1 else class_brier

@@ -56,7 +56,7 @@ class Focal(Method):
         check_not_negative("gamma", gamma)
         self.gamma = gamma
 
-    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return the mean focal loss over the valid pixels of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             z, y = logits.float(), without_void(targets, self.ignore_index)
@@ -78,7 +78,7 @@ class SampleDependentFocal(Method):
         **common: See `Method`.
     """
 
-    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return the mean focal loss over the valid pixels of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             z, y = logits.float(), without_void(targets, self.ignore_index)

@@ -23,6 +23,27 @@ class SmoothedLabels(NamedTuple):
     strength: Tensor
 
 
+class SoftTargets(NamedTuple):
+    """K-class targets with probabilities of their own at every pixel.
+
+    Attributes:
+        labels: Clean class indices (B, H, W), void pixels included.
+        planes: Probabilities of the classes (B, K, H, W), float32.
+    """
+
+    labels: Tensor
+    planes: Tensor
+
+
+def class_planes(labels: Tensor, num_classes: int, ignore_index: int = 255) -> Tensor:
+    """Return class indices (B, H, W) as planes of zeros and ones (B, K, H, W), float32; void pixels are 0 in all."""
+    classes = torch.arange(num_classes, device=labels.device).view(-1, 1, 1)
+    planes = labels.unsqueeze(1) == classes
+    if ignore_index < num_classes:
+        planes = planes & (labels != ignore_index).unsqueeze(1)
+    return planes.float()
+
+
 def pixel_shares(valid: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the weight of every pixel relative to the average: `(values * shares).mean()` is a weighted mean.
 
@@ -57,19 +78,25 @@ def bce_with_void(logits: Tensor, targets: Tensor, ignore_index: int = 255, weig
 
 
 def cross_entropy_with_void(
-    logits: Tensor, targets: Tensor | SmoothedLabels, ignore_index: int = 255, weight: Tensor | None = None
+    logits: Tensor,
+    targets: Tensor | SmoothedLabels | SoftTargets,
+    ignore_index: int = 255,
+    weight: Tensor | None = None,
 ) -> Tensor:
-    """Cross entropy of K classes with hard or smoothed labels, averaged over valid pixels in float32.
+    """Cross entropy of K classes with hard or soft labels, averaged over valid pixels in float32.
 
     Args:
         logits: (B, K, H, W), any float type.
-        targets: Class indices (B, H, W), or the same with a strength per image or pixel.
+        targets: Class indices (B, H, W), the same with a strength per image or pixel, or with probabilities.
         ignore_index: Class index of void pixels.
         weight: Weight of each sample (B,).
     """
-    labels = targets.labels if isinstance(targets, SmoothedLabels) else targets
+    labels = targets if isinstance(targets, Tensor) else targets.labels
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.float()
+        if isinstance(targets, SoftTargets):
+            values = cross_entropy(logits, targets.planes, reduction="none")
+            return (values * pixel_shares(labels != ignore_index, weight)).mean()
         values = cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
         if isinstance(targets, SmoothedLabels):
             # L(t) = L(y) + b * gap: smoothing needs neither one-hot targets nor a second softmax.

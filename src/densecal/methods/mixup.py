@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from densecal.methods.base import Method, on_device
-from densecal.methods.losses import pixel_shares
+from densecal.methods.losses import class_planes, pixel_shares
 from densecal.methods.penalties import check_positive
+from densecal.methods.regions import SoftLabels, shown
 from densecal.methods.registry import register
 from densecal.rng import Stream
 
@@ -86,10 +87,10 @@ class Mixup(Method):
         labels, partners = (torch.where(void, self.ignore_index, m) for m in (masks, other))
         return mixed, MixedLabels(labels, partners, lam)
 
-    def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
+    def pixel_loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
         """Return the mean cross entropy with the blended labels, in float32."""
         if not isinstance(targets, MixedLabels):
-            return super().loss(logits, targets, weight)
+            return super().pixel_loss(logits, targets, weight)
         with torch.autocast(logits.device.type, enabled=False):
             log_p = logits.float().log_softmax(dim=1)
             own, other = (
@@ -98,6 +99,16 @@ class Mixup(Method):
             )
             shares = pixel_shares(targets.labels != self.ignore_index, weight)
             return (blend(own, other, targets.lam) * shares).mean()
+
+    def soft_labels(self, targets: Any) -> SoftLabels:
+        """Return the blended labels as a plane per class; a class counts where its share reaches 1/2."""
+        if not isinstance(targets, MixedLabels):
+            return super().soft_labels(targets)
+        own, other = (
+            class_planes(labels, self.num_classes, self.ignore_index) for labels in (targets.labels, targets.partners)
+        )
+        planes = blend(own, other, targets.lam)
+        return SoftLabels(planes, (targets.labels != self.ignore_index).unsqueeze(1), shown(planes))
 
 
 def blend(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:

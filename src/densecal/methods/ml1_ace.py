@@ -38,15 +38,17 @@ class MeanL1Ace(Method):
 
     L = CE + weight * mean over images and classes of ACE, ACE = mean over non-empty bins of
     |mean p - mean y|. One sigmoid logit has the foreground term alone, because the background
-    mirrors it. Deviations: the paper combines the term with Dice and cross entropy at equal weights, here there
-    is cross entropy alone; soft masks are binarised at > 0.5 for the term; images without valid pixels are left
-    out of the mean.
+    mirrors it. The paper combines the term with Dice and cross entropy at equal weights, which is
+    `loss={"bce": 1, "dice": 1}`. Deviations: soft masks are binarised at > 0.5 for the term; images without valid
+    pixels are left out of the mean.
 
     Args:
         bins: Equal-width bins on [0, 1]; the paper's 20.
         weight: Weight of the term, at least 0; 1 is the paper's equal weighting.
         **common: See `Method`.
     """
+
+    error = staticmethod(l1_ace)
 
     def __init__(self, *, bins: int = 20, weight: float = 1.0, **common: Any) -> None:
         super().__init__(**common)
@@ -56,7 +58,7 @@ class MeanL1Ace(Method):
         self.weight = weight
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return the cross entropy plus the weighted mL1-ACE of the batch, in float32."""
+        """Return the base loss plus the weighted error of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             z, y = logits.float(), without_void(targets, self.ignore_index)
             valid = (targets != self.ignore_index).flatten(1)
@@ -66,6 +68,6 @@ class MeanL1Ace(Method):
                 classes = torch.arange(self.num_classes, device=z.device).view(-1, *[1] * (y.ndim - 1))
                 p, hard = z.softmax(dim=1), y.unsqueeze(1) == classes
             p, hard = p.flatten(2), hard.flatten(2).float()
-            ace = l1_ace(p, hard, valid.unsqueeze(1).expand_as(p), self.bins)
+            ace = self.error(p, hard, valid.unsqueeze(1).expand_as(p), self.bins)
             mean = (ace.mean(dim=1) * pixel_shares(valid.any(dim=1), weight)).mean()
             return super().loss(logits, targets, weight) + self.weight * mean

@@ -128,7 +128,7 @@ class Mmce(Method):
         return images, NumberedMasks(masks, index)
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return the cross entropy plus the weighted MMCE of the drawn pixels, in float32."""
+        """Return the base loss plus the weighted MMCE of the drawn pixels, in float32."""
         if not isinstance(targets, NumberedMasks):
             targets = NumberedMasks(targets, torch.arange(len(targets)))
         labels, ids = targets

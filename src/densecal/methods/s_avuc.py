@@ -82,7 +82,7 @@ class SoftAvuc(Method):
         self.weight = weight
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return the cross entropy plus the weighted S-AvUC of the batch, in float32."""
+        """Return the base loss plus the weighted S-AvUC of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             z, y = logits.float(), without_void(targets, self.ignore_index)
             shares = pixel_shares(targets != self.ignore_index, weight)

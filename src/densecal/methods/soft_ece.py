@@ -89,7 +89,7 @@ class SoftEce(Method):
         self.weight = weight
 
     def loss(self, logits: Tensor, targets: Any, weight: Tensor | None = None) -> Tensor:
-        """Return the cross entropy plus the weighted SB-ECE of the batch, in float32."""
+        """Return the base loss plus the weighted SB-ECE of the batch, in float32."""
         with torch.autocast(logits.device.type, enabled=False):
             c, correct = top_label(logits.float(), without_void(targets, self.ignore_index))
             shares = pixel_shares(targets != self.ignore_index, weight)

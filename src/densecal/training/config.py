@@ -140,16 +140,21 @@ class MethodConfig(BaseModel):
 
     Attributes:
         name: The method. Its own options are listed in the section of its name.
+        loss: The loss that the method builds on, as weights of its terms, such as ``{bce: 1, dice: 1}``; cross entropy
+            unless given. Terms are ``bce`` (cross entropy, or what the method has in its place), ``dice``, ``iou``,
+            ``lovasz``, ``tversky`` and ``focal-tversky``. The last two take ``{weight: 1, false_positives: 0.3,
+            false_negatives: 0.7}`` too, and ``focal-tversky`` also ``gamma``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "aslp-mc"
+    loss: dict[str, Any] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The method's own options."""
-        return dict(self.model_extra or {})
+        """The method's options."""
+        return dict(self.model_extra or {}) | ({} if self.loss is None else {"loss": self.loss})
 
     @model_validator(mode="after")
     def _check_name_and_options(self) -> MethodConfig:

@@ -31,6 +31,8 @@ This page is generated: `python docs/tools/make_settings.py` writes it from the 
 """
 GIVEN_BY_THE_RUN = ("num_samples", "num_classes", "ignore_index", "seed")
 """Options of every method that the run itself sets."""
+_SHARED = (*GIVEN_BY_THE_RUN, "loss")
+"""Options of every method, which the section of no method repeats."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _method_section(name: str) -> SettingsSection:
             parameters |= inspect.signature(vars(base)["__init__"]).parameters
     settings = []
     for option in methods.options(name):
-        if option in GIVEN_BY_THE_RUN:
+        if option in _SHARED:
             continue
         parameter = parameters[option]
         default = "" if parameter.default is parameter.empty else _value(parameter.default)
