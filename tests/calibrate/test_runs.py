@@ -14,7 +14,7 @@ from densecal.calibrate.runs import RunData, train_and_calibrate
 from densecal.errors import InputError
 from densecal.evaluation.model import evaluate_model
 from densecal.export import export_run
-from densecal.prediction import predictor as prediction
+from densecal.prediction import batches as prediction
 from densecal.prediction.ensembles import load_ensemble
 from densecal.prediction.predictor import load_predictor
 from densecal.report.runs import read_run, validate_run

@@ -237,7 +237,8 @@ def test_large_images_come_a_few_at_a_time_and_a_note_says_that_they_were_resize
     for i in range(5):
         Image.fromarray(picture(50, 40, i)).save(tmp_path / "images" / f"{i}.png")
     one, seen = predictor(Near(), size=64), []
-    monkeypatch.setattr("densecal.prediction.predictor.LARGE_PIXELS", 1999)
+    for module in ("predictor", "batches"):
+        monkeypatch.setattr(f"densecal.prediction.{module}.LARGE_PIXELS", 1999)
     network = one.model.forward
     monkeypatch.setattr(one.model, "forward", lambda x: seen.append(len(x)) or network(x))
     with pytest.warns(UserWarning, match=r"more than 1,999 pixels were resized to 64 x 64.*--tile"):

@@ -18,7 +18,8 @@ from densecal.io.masks import VOID
 from densecal.io.run_files import run_files
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
-from densecal.prediction.predictor import group_by_pixels, load_predictor, own_calibrator_error
+from densecal.prediction.batches import group_by_pixels
+from densecal.prediction.predictor import load_predictor, own_calibrator_error
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, retitle, silent, track

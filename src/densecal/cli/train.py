@@ -1,4 +1,4 @@
-"""`densecal train`, `predict` and `demo`."""
+"""`densecal train` and `demo`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import (
-    Force,
     console,
     import_fabric,
     print_line,
     print_note,
     progress_bar,
-    tell_unfinished,
 )
 from densecal.errors import InputError, Preempted
-from densecal.io import MAX_PIXELS
 
 if TYPE_CHECKING:
     from densecal.training.config import DataConfig
@@ -123,98 +120,6 @@ def _print_caches(data: DataConfig) -> None:
         for cache in filter(None, map(read_cache, cache_folders(data))):
             size = f"{cache.bytes / 1e6:,.1f} MB"
             print_line(f"{cache.folder}: {cache.samples:,} packed images, {size}, kept for the next training")
-
-
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")],
-    images: Annotated[Path, typer.Argument(help="Folder of images, one image, list file, or zip with images/.")],
-    out: Annotated[Path, typer.Option(help="Folder for the maps.")] = ...,  # type: ignore[assignment]
-    format: Annotated[
-        str | None, typer.Option(help="png16 (default), png8 or npy (default for several classes).")
-    ] = None,
-    uncertainty: Annotated[
-        bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
-    ] = False,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Images per batch; with --tile, as many tiles as have the same number of pixels.")
-    ] = 8,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    ensemble: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another run whose probabilities are averaged in, at the network's size; may be repeated."),
-    ] = None,
-    mc_dropout: Annotated[
-        int | None, typer.Option(min=1, help="Average over this many draws of the network's dropout.")
-    ] = None,
-    tile: Annotated[
-        int | None,
-        typer.Option(
-            help="Predict at each image's own resolution, in tiles with this side in pixels (a multiple of 32)."
-        ),
-    ] = None,
-    overlap: Annotated[
-        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32). Default: a quarter of a tile.")
-    ] = None,
-    like_onnx: Annotated[
-        bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
-    ] = False,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
-    force: Force = False,
-) -> None:
-    """Write the probability maps of a trained model, at the size of each image.
-
-    Images are resized to the size the network was trained at, and its output is resized back. With `--tile`, large
-    images keep their detail: the network sees overlapping tiles, whose probabilities are blended.
-
-    Examples:
-
-    * `densecal predict runs/duts photos/ --out maps/`
-
-    * `densecal predict runs/duts/checkpoints/best photos/ --out maps/ --format npy --uncertainty`
-
-    * `densecal predict runs/seed0 photos/ --ensemble runs/seed1 --ensemble runs/seed2 --out maps/`
-
-    * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
-    """
-    if tile is None and overlap is not None:
-        raise InputError("--overlap", str(overlap), "--tile as well")
-    if tile is not None and like_onnx:
-        raise InputError("--like-onnx", "with --tile", "one of the two, because tiles are not resized")
-    from densecal.io.outputs import check_output_folder
-    from densecal.io.run_files import run_files
-    from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
-    from densecal.prediction.folder import predict as run_prediction
-    from densecal.prediction.tiles import Tiling
-    from densecal.runtime.sharding import join_processes
-
-    tiling = None if tile is None else Tiling.of(tile, overlap)
-    check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
-    with join_processes() as processes, progress_bar() as report:
-        processes.use_own_gpu()
-        runs = [run, *(ensemble or [])]
-        if processes.first:
-            tell_unfinished(*runs)
-        predictor = load_ensemble(runs, device)
-        if mc_dropout:
-            predictor = with_mc_dropout(predictor, mc_dropout)
-        count = run_prediction(
-            predictor,
-            images,
-            out,
-            format=format,
-            uncertainty=uncertainty,
-            batch=batch,
-            tiling=tiling,
-            like_onnx=like_onnx,
-            max_pixels=max_pixels,
-            progress=report,
-            processes=processes,
-            reads=(file for member in runs for file in run_files(member)),
-            force=force,
-        )
-    if processes.first:
-        print_line(f"{out}: {count:,} maps")
 
 
 @app.command()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,18 @@ from densecal.io.map_files import FORMATS, map_targets, write_map
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.urls import is_folder
 from densecal.metrics.entropy import normalised_entropy
-from densecal.prediction.predictor import Chunks, Predictor, group_by_pixels
-from densecal.prediction.tiles import Tiling
+from densecal.prediction.batches import Chunks, group_by_pixels
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
+if TYPE_CHECKING:
+    from densecal.prediction.predictor import Predictor
+    from densecal.prediction.tiles import Tiling
+
 Array = NDArray[Any]
+Maps = Callable[[list[Array]], Iterator[Chunks]]
+"""From images (H, W, 3) of bytes to the probabilities of each, in chunks of rows."""
 
 
 def predict(
@@ -64,17 +69,56 @@ def predict(
     Returns:
         Number of maps written by all processes, on the first of them.
     """
-    several = predictor.config.data.classes > 1
-    format = format or ("npy" if several else "png16")
-    if format not in FORMATS or (several and format != "npy"):
+    maps: Maps = partial(predictor.chunks, like_onnx=like_onnx)
+    if tiling is not None:
+        maps = partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
+    return write_maps(
+        maps,
+        predictor.config.data.classes,
+        images,
+        out,
+        format=format,
+        uncertainty=uncertainty,
+        batch=batch,
+        max_pixels=max_pixels,
+        progress=progress,
+        processes=processes,
+        reads=reads,
+        force=force,
+    )
+
+
+def write_maps(
+    maps: Maps,
+    classes: int,
+    images: Path,
+    out: Path,
+    *,
+    format: str | None = None,
+    uncertainty: bool = False,
+    batch: int = 8,
+    max_pixels: int = MAX_PIXELS,
+    progress: Progress = silent,
+    processes: Processes = ALONE,
+    reads: Iterable[Path] = (),
+    force: bool = False,
+) -> int:
+    """Write the map of every image of a folder that a function computes; the arguments are those of `predict`.
+
+    Args:
+        maps: From images to the probabilities of each.
+        classes: 1 for foreground maps, K for maps of K classes.
+
+    Returns:
+        Number of maps written by all processes, on the first of them.
+    """
+    format = format or ("npy" if classes > 1 else "png16")
+    if format not in FORMATS or (classes > 1 and format != "npy"):
         raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
     source = open_source(images)
     try:
         _check_targets(source, images, out, format, uncertainty, reads, force)
         own = processes.share(_batches(source.names, batch))
-        maps: Callable[[list[Array]], Iterator[Chunks]] = partial(predictor.chunks, like_onnx=like_onnx)
-        if tiling is not None:
-            maps = partial(predictor.tiled_chunks, tiling=tiling, batch=batch)
         write = partial(write_map, format=format, command="predict", planes=_uncertainty if uncertainty else None)
         outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
     except InputError as error:  # the other processes wait for the count of this one
@@ -100,7 +144,7 @@ def _check_targets(
 
 
 def _predict_share(
-    maps: Callable[[list[Array]], Iterator[Chunks]],
+    maps: Maps,
     images: Iterator[list[tuple[str, Array]]],
     out: Path,
     write: Callable[[Path, Chunks, tuple[int, ...]], None],

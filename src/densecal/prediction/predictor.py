@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +22,14 @@ from densecal.kernels.folding import Model
 from densecal.models import build
 from densecal.models.criterion import is_plain
 from densecal.posthoc import Calibrator
+from densecal.prediction.batches import LARGE_PIXELS, Chunks
 from densecal.prediction.tiles import Tiling
 from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 
-LARGE_PIXELS = 1 << 24
-"""4,096 x 4,096. Larger images lose most of their detail when they are resized for the network."""
 _CHUNK_VALUES = 1 << 22
 
-T = TypeVar("T")
 Array = NDArray[Any]
-Chunks = Iterator[NDArray[np.float32]]
-"""Probabilities (classes, rows, W) of one image, from top to bottom."""
 
 
 @dataclass(frozen=True)
@@ -192,18 +188,6 @@ def own_calibrator_error(run: Path, calibrator: Calibrator) -> InputError:
     """Return the error for a second calibrator on top of a run's own."""
     plain = checkpoint.find(run)
     return InputError(run, f"a run with its own {calibrator.method}", f"its model without it, such as {plain}")
-
-
-def group_by_pixels(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Yield groups of at most ``most`` samples, smaller ones where samples together exceed ``LARGE_PIXELS``."""
-    group: list[T] = []
-    for sample in samples:
-        group.append(sample)
-        if len(group) == most or sum(map(pixels, group)) > LARGE_PIXELS:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _resize_in_chunks(z: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:

@@ -1,0 +1,148 @@
+"""`densecal predict`: a run, or a network in an ONNX file, and images in; maps out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import Force, print_line, progress_bar, tell_unfinished
+from densecal.errors import InputError
+from densecal.io import MAX_PIXELS
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="Run folder, checkpoint folder, or ONNX file.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, one image, list file, or zip with images/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the maps.")] = ...,  # type: ignore[assignment]
+    format: Annotated[
+        str | None, typer.Option(help="png16 (default), png8 or npy (default for several classes).")
+    ] = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
+    ] = False,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Images per batch; with --tile, as many tiles as have the same number of pixels.")
+    ] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    preprocess: Annotated[
+        str | None,
+        typer.Option(
+            help="How images are prepared for an ONNX file: u2net, isnet or a YAML file. "
+            "Files of `densecal export` say it themselves."
+        ),
+    ] = None,
+    ensemble: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run whose probabilities are averaged in, at the network's size; may be repeated."),
+    ] = None,
+    mc_dropout: Annotated[
+        int | None, typer.Option(min=1, help="Average over this many draws of the network's dropout.")
+    ] = None,
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            help="Predict at each image's own resolution, in tiles with this side in pixels (a multiple of 32)."
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32). Default: a quarter of a tile.")
+    ] = None,
+    like_onnx: Annotated[
+        bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
+    ] = False,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
+    force: Force = False,
+) -> None:
+    """Write the probability maps of a trained model, at the size of each image.
+
+    Images are resized to the size the network was trained at, and its output is resized back. With `--tile`, large
+    images keep their detail: the network sees overlapping tiles, whose probabilities are blended. No map is stretched
+    to its own range.
+
+    A network of somebody else as an ONNX file needs onnxruntime and no PyTorch. `--preprocess` names a preset or a
+    YAML file with the keys size, scale, mean, std, order, resample, output and activation.
+
+    Examples:
+
+    * `densecal predict runs/duts photos/ --out maps/`
+
+    * `densecal predict u2netp.onnx photos/ --preprocess u2net --out maps/`
+
+    * `densecal predict runs/duts/checkpoints/best photos/ --out maps/ --format npy --uncertainty`
+
+    * `densecal predict runs/seed0 photos/ --ensemble runs/seed1 --ensemble runs/seed2 --out maps/`
+
+    * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
+    """
+    if tile is None and overlap is not None:
+        raise InputError("--overlap", str(overlap), "--tile as well")
+    if tile is not None and like_onnx:
+        raise InputError("--like-onnx", "with --tile", "one of the two, because tiles are not resized")
+    from densecal.io.outputs import check_output_folder
+    from densecal.io.run_files import run_files
+    from densecal.prediction.folder import predict as run_prediction
+    from densecal.prediction.folder import write_maps
+    from densecal.prediction.onnx_model import is_onnx, load_onnx
+    from densecal.runtime.sharding import join_processes
+
+    check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
+    if is_onnx(model):
+        for option, value in (
+            ("--ensemble", ensemble), ("--mc-dropout", mc_dropout), ("--tile", tile), ("--like-onnx", like_onnx),
+        ):  # fmt: skip
+            if value:
+                raise InputError(option, "with an ONNX file", "a run folder or checkpoint folder")
+        with join_processes() as processes, progress_bar() as report:
+            network = load_onnx(model, preprocess, device)
+            count = write_maps(
+                network.chunks,
+                network.classes,
+                images,
+                out,
+                format=format,
+                uncertainty=uncertainty,
+                batch=batch,
+                max_pixels=max_pixels,
+                progress=report,
+                processes=processes,
+                reads=[model],
+                force=force,
+            )
+        if processes.first:
+            print_line(f"{out}: {count:,} maps")
+        return
+    if preprocess is not None:
+        raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
+    from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
+    from densecal.prediction.tiles import Tiling
+
+    tiling = None if tile is None else Tiling.of(tile, overlap)
+    with join_processes() as processes, progress_bar() as report:
+        processes.use_own_gpu()
+        runs = [model, *(ensemble or [])]
+        if processes.first:
+            tell_unfinished(*runs)
+        predictor = load_ensemble(runs, device)
+        if mc_dropout:
+            predictor = with_mc_dropout(predictor, mc_dropout)
+        count = run_prediction(
+            predictor,
+            images,
+            out,
+            format=format,
+            uncertainty=uncertainty,
+            batch=batch,
+            tiling=tiling,
+            like_onnx=like_onnx,
+            max_pixels=max_pixels,
+            progress=report,
+            processes=processes,
+            reads=(file for member in runs for file in run_files(member)),
+            force=force,
+        )
+    if processes.first:
+        print_line(f"{out}: {count:,} maps")

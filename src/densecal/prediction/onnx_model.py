@@ -1,0 +1,229 @@
+"""A network in an ONNX file, run by onnxruntime: images in, probability maps out, without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from densecal.errors import InputError
+from densecal.prediction.batches import Chunks
+from densecal.prediction.preprocess import PRESETS, Preprocess, parse_preprocess, read_preprocess
+from densecal.runtime.cores import cores
+
+Array = NDArray[Any]
+
+TOLERANCE = 1e-3
+"""How far an output may leave [0, 1], by rounding, and still count as probabilities."""
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A network in an ONNX file, ready for use.
+
+    Attributes:
+        path: The file.
+        session: The session of onnxruntime.
+        preprocess: How images are prepared, and what the output means.
+        size: Height and width of the input.
+        channels_last: Whether the input is (B, H, W, 3) and not (B, 3, H, W).
+        output: Name of the output with the maps.
+        classes: 1 for a foreground map, K for K classes.
+    """
+
+    path: Path
+    session: Any
+    preprocess: Preprocess
+    size: tuple[int, int]
+    channels_last: bool
+    output: str
+    classes: int
+
+    def chunks(self, images: list[Array]) -> Iterator[Chunks]:
+        """Yield the probabilities (classes, H, W) of images (H, W, 3) of bytes, at the size of each image.
+
+        The maps of the network are resized bilinearly, and never stretched to their own range.
+        """
+        for p, image in zip(self.maps(images), images, strict=True):
+            yield iter([np.stack([_resize(one, image.shape[:2]) for one in p])])
+
+    def maps(self, images: list[Array]) -> Iterator[NDArray[np.float32]]:
+        """Yield the probabilities (classes, h, w) of images, at the size of the network's output."""
+        about = self.session.get_inputs()[0]
+        inputs = np.stack([self.preprocess.input(image, self.size) for image in images])
+        inputs = (inputs if self.channels_last else inputs.transpose(0, 3, 1, 2)).astype(_TYPES[about.type])
+        fixed = about.shape[0]
+        step = fixed if isinstance(fixed, int) else len(inputs)
+        for first in range(0, len(inputs), step):
+            part = inputs[first : first + step]
+            missing = step - len(part)  # a network of a fixed batch is given its last image again
+            output = self._run(np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part)
+            for z in output[: len(part)]:
+                yield self._probabilities(np.asarray(z, np.float32))
+
+    def _run(self, batch: Array) -> Array:
+        try:
+            output: Array = self.session.run([self.output], {self.session.get_inputs()[0].name: batch})[0]
+        except Exception as error:  # onnxruntime's error classes are private
+            problem = " ".join(str(error).split())[:200]
+            raise InputError(self.path, problem, f"a network that takes an input of shape {batch.shape}") from None
+        if output.ndim == 3:
+            output = output[:, None]
+        if output.ndim != 4 or len(output) != len(batch):
+            shape = f"output {self.output!r} of shape {output.shape}"
+            raise InputError(
+                self.path, shape, "(B, H, W), (B, 1, H, W) or (B, K, H, W): another output in --preprocess"
+            )
+        return output
+
+    def _probabilities(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turn an output (classes, h, w) into probabilities."""
+        if not np.isfinite(z).all():
+            raise InputError(self.path, f"NaN or infinite values in output {self.output!r}", "finite values")
+        activation = self.preprocess.activation
+        if activation == "sigmoid":
+            e = np.exp(-np.abs(z))
+            return np.asarray(np.where(z >= 0, 1 / (1 + e), e / (1 + e)))
+        if activation == "softmax":
+            e = np.exp(z - z.max(axis=0))
+            return np.asarray(e / e.sum(axis=0))
+        low, high = float(z.min()), float(z.max())
+        if low < -TOLERANCE or high > 1 + TOLERANCE:
+            expected = "probabilities, or activation: sigmoid or softmax in --preprocess"
+            raise InputError(self.path, f"values from {low:.3g} to {high:.3g} in output {self.output!r}", expected)
+        return z.clip(0, 1)
+
+
+def is_onnx(path: Path) -> bool:
+    """Return whether a model is an ONNX file, by its name."""
+    return path.suffix.lower() == ".onnx"
+
+
+def load_onnx(path: Path, preprocess: str | None = None, device: str = "auto") -> OnnxModel:
+    """Load a network from an ONNX file.
+
+    Args:
+        path: The file.
+        preprocess: A preset's name or a YAML file; not needed for files that `densecal export` wrote.
+        device: auto or cpu, or cuda with onnxruntime-gpu.
+
+    Raises:
+        InputError: It cannot be used; says which key of the preprocessing would help.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise InputError("onnxruntime", "not installed", "pip install onnxruntime")
+    if not path.is_file():
+        raise InputError(path, "no such file", "an ONNX file")
+    session = _open_session(path, device)
+    about = session.get_inputs()[0]
+    if len(session.get_inputs()) != 1 or about.type not in _TYPES or len(about.shape) != 4:
+        found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
+        raise InputError(path, f"inputs {found}", "one input, a batch of images of floats or bytes")
+    metadata = session.get_modelmeta().custom_metadata_map
+    if preprocess is not None:
+        steps = read_preprocess(preprocess)
+    elif "densecal" in metadata:
+        steps = own_preprocess(metadata, path)
+    else:
+        expected = f"--preprocess with one of {', '.join(PRESETS)} or a YAML file"
+        raise InputError(path, "no record of how images are prepared", expected)
+    channels_last = _is_channels_last(path, about.shape)
+    size = _input_size(path, about.shape[1:3] if channels_last else about.shape[2:], steps.size)
+    output = output_name(path, [one.name for one in session.get_outputs()], steps.output)
+    model = OnnxModel(path, session, steps, size, channels_last, output, 1)
+    trial = model._run(np.zeros([len_or_one(about.shape[0]), *_shape(size, channels_last)], _TYPES[about.type]))
+    if trial.shape[1] == 1 and steps.activation == "softmax":
+        raise InputError(path, "softmax over one channel, which is 1 everywhere", "activation: sigmoid in --preprocess")
+    return replace(model, classes=trial.shape[1])
+
+
+def own_preprocess(metadata: Mapping[str, str], path: Path) -> Preprocess:
+    """Return the preprocessing of a file that `densecal export` wrote, from its metadata.
+
+    Raises:
+        InputError: The metadata is not what `densecal export` writes.
+    """
+    try:
+        values = {key: json.loads(metadata[key]) for key in ("size", "mean", "std")}
+        given = parse_preprocess(values, str(path))
+        kind = metadata["input"]
+    except (KeyError, ValueError) as error:
+        raise InputError(path, f"damaged metadata ({error})", "a file of densecal export, or --preprocess") from None
+    if kind == "normalised":
+        return given
+    return Preprocess(size=given.size, scale=1.0 if kind == "uint8" else 255.0)
+
+
+def output_name(path: Path, names: list[str], wanted: int | str) -> str:
+    """Return the name of an output by its index or name.
+
+    Raises:
+        InputError: There is no such output.
+    """
+    if wanted in names:
+        return str(wanted)
+    if not isinstance(wanted, int) or wanted >= len(names):
+        raise InputError(path, f"no output {wanted!r}", f"0 to {len(names) - 1}, or one of {', '.join(names)}")
+    return names[wanted]
+
+
+def len_or_one(side: int | str | None) -> int:
+    """Return a fixed length of an axis, or 1 for a free one."""
+    return side if isinstance(side, int) else 1
+
+
+def _open_session(path: Path, device: str) -> Any:
+    import onnxruntime
+
+    providers = onnxruntime.get_available_providers()
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and "CUDAExecutionProvider" not in providers):
+        raise InputError("--device", device, "auto or cpu, or cuda with onnxruntime-gpu")
+    use_cuda = device != "cpu" and "CUDAExecutionProvider" in providers
+    options = onnxruntime.SessionOptions()
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    options.intra_op_num_threads = int(threads) if threads.isdecimal() else cores()
+    options.log_severity_level = 4  # errors are raised as well
+    try:
+        order = ["CUDAExecutionProvider"] * use_cuda + ["CPUExecutionProvider"]
+        return onnxruntime.InferenceSession(str(path), options, providers=order)
+    except Exception as error:  # onnxruntime's error classes are private
+        problem = " ".join(str(error).split())[:200]
+        raise InputError(path, f"unreadable ({problem})", "an ONNX file that onnxruntime can run") from None
+
+
+def _is_channels_last(path: Path, shape: list[Any]) -> bool:
+    first, last = shape[1] == 3, shape[3] == 3
+    if first == last:
+        raise InputError(path, f"an input of shape {shape}", "(B, 3, H, W) or (B, H, W, 3)")
+    return last
+
+
+def _input_size(path: Path, sides: list[Any], wanted: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the height and width of the input, which the file or the preprocessing must fix."""
+    height, width = (side if isinstance(side, int) else None for side in sides)
+    if wanted is None and (height is None or width is None):
+        raise InputError(path, "a network for images of any size", "size in --preprocess, the side it was trained at")
+    size = wanted or (height or 0, width or 0)
+    if (height or size[0], width or size[1]) != size:
+        raise InputError(path, f"an input of {height} x {width}", f"{size[0]} x {size[1]}, the size of --preprocess")
+    return size
+
+
+def _shape(size: tuple[int, int], channels_last: bool) -> tuple[int, int, int]:
+    return (*size, 3) if channels_last else (3, *size)
+
+
+def _resize(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
+    """Resize a map (h, w) bilinearly; what rounding takes out of [0, 1] is put back."""
+    height, width = size
+    resized = Image.fromarray(p).resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized, np.float32).clip(0, 1)
