@@ -58,35 +58,35 @@ class OnnxModel:
 
     def maps(self, images: list[Array]) -> Iterator[NDArray[np.float32]]:
         """Yield the probabilities (classes, h, w) of images, at the size of the network's output."""
-        about = self.session.get_inputs()[0]
-        inputs = np.stack([self.preprocess.input(image, self.size) for image in images])
-        inputs = (inputs if self.channels_last else inputs.transpose(0, 3, 1, 2)).astype(_TYPES[about.type])
-        fixed = about.shape[0]
+        inputs = self._inputs(images)
+        fixed = self.session.get_inputs()[0].shape[0]
         step = fixed if isinstance(fixed, int) else len(inputs)
         for first in range(0, len(inputs), step):
             part = inputs[first : first + step]
             missing = step - len(part)  # a network of a fixed batch is given its last image again
-            output = self._run(np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part)
-            for z in output[: len(part)]:
-                yield self._probabilities(np.asarray(z, np.float32))
+            batch = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+            yield from self.probabilities(self._run([self.output], batch)[0])[: len(part)]
 
-    def _run(self, batch: Array) -> Array:
-        try:
-            output: Array = self.session.run([self.output], {self.session.get_inputs()[0].name: batch})[0]
-        except Exception as error:  # onnxruntime's error classes are private
-            problem = " ".join(str(error).split())[:200]
-            raise InputError(self.path, problem, f"a network that takes an input of shape {batch.shape}") from None
-        if output.ndim == 3:
-            output = output[:, None]
-        if output.ndim != 4 or len(output) != len(batch):
+    def outputs(self, images: list[Array]) -> dict[str, Array]:
+        """Return all outputs of the network, as they are, for a batch that it takes."""
+        names = [one.name for one in self.session.get_outputs()]
+        inputs = self._inputs(images)
+        fixed = self.session.get_inputs()[0].shape[0]
+        batch = np.repeat(inputs, fixed, axis=0) if isinstance(fixed, int) else inputs
+        return dict(zip(names, self._run(names, batch), strict=True))
+
+    def probabilities(self, output: Array) -> NDArray[np.float32]:
+        """Turn an output (B, K, H, W) or (B, H, W) into probabilities (B, K, H, W).
+
+        Raises:
+            InputError: It is something else; says which key of the preprocessing would help.
+        """
+        z = np.asarray(output if output.ndim == 4 else output[:, None], np.float32)
+        if z.ndim != 4 or z.shape[1] != self.classes:
             shape = f"output {self.output!r} of shape {output.shape}"
             raise InputError(
                 self.path, shape, "(B, H, W), (B, 1, H, W) or (B, K, H, W): another output in --preprocess"
             )
-        return output
-
-    def _probabilities(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Turn an output (classes, h, w) into probabilities."""
         if not np.isfinite(z).all():
             raise InputError(self.path, f"NaN or infinite values in output {self.output!r}", "finite values")
         activation = self.preprocess.activation
@@ -94,13 +94,35 @@ class OnnxModel:
             e = np.exp(-np.abs(z))
             return np.asarray(np.where(z >= 0, 1 / (1 + e), e / (1 + e)))
         if activation == "softmax":
-            e = np.exp(z - z.max(axis=0))
-            return np.asarray(e / e.sum(axis=0))
+            e = np.exp(z - z.max(axis=1, keepdims=True))
+            return np.asarray(e / e.sum(axis=1, keepdims=True))
         low, high = float(z.min()), float(z.max())
         if low < -TOLERANCE or high > 1 + TOLERANCE:
             expected = "probabilities, or activation: sigmoid or softmax in --preprocess"
             raise InputError(self.path, f"values from {low:.3g} to {high:.3g} in output {self.output!r}", expected)
         return z.clip(0, 1)
+
+    def reopen(self, content: bytes) -> OnnxModel:
+        """Return the same for another file of the same inputs and outputs."""
+        return replace(self, session=_open_session(self.path, "cpu", content))
+
+    @property
+    def output_type(self) -> str:
+        """The type of the output with the maps, as onnxruntime calls it."""
+        return next(str(one.type) for one in self.session.get_outputs() if one.name == self.output)
+
+    def _inputs(self, images: list[Array]) -> Array:
+        inputs = np.stack([self.preprocess.input(image, self.size) for image in images])
+        ordered = inputs if self.channels_last else inputs.transpose(0, 3, 1, 2)
+        return ordered.astype(_TYPES[self.session.get_inputs()[0].type])
+
+    def _run(self, names: list[str], batch: Array) -> list[Array]:
+        try:
+            outputs: list[Array] = self.session.run(names, {self.session.get_inputs()[0].name: batch})
+        except Exception as error:  # onnxruntime's error classes are private
+            problem = " ".join(str(error).split())[:200]
+            raise InputError(self.path, problem, f"a network that takes an input of shape {batch.shape}") from None
+        return outputs
 
 
 def is_onnx(path: Path) -> bool:
@@ -140,10 +162,10 @@ def load_onnx(path: Path, preprocess: str | None = None, device: str = "auto") -
     size = _input_size(path, about.shape[1:3] if channels_last else about.shape[2:], steps.size)
     output = output_name(path, [one.name for one in session.get_outputs()], steps.output)
     model = OnnxModel(path, session, steps, size, channels_last, output, 1)
-    trial = model._run(np.zeros([len_or_one(about.shape[0]), *_shape(size, channels_last)], _TYPES[about.type]))
-    if trial.shape[1] == 1 and steps.activation == "softmax":
+    model = replace(model, classes=_classes(model))
+    if model.classes == 1 and steps.activation == "softmax":
         raise InputError(path, "softmax over one channel, which is 1 everywhere", "activation: sigmoid in --preprocess")
-    return replace(model, classes=trial.shape[1])
+    return model
 
 
 def own_preprocess(metadata: Mapping[str, str], path: Path) -> Preprocess:
@@ -153,6 +175,8 @@ def own_preprocess(metadata: Mapping[str, str], path: Path) -> Preprocess:
         InputError: The metadata is not what `densecal export` writes.
     """
     try:
+        if "preprocess" in metadata:
+            return parse_preprocess(json.loads(metadata["preprocess"]), str(path))
         values = {key: json.loads(metadata[key]) for key in ("size", "mean", "std")}
         given = parse_preprocess(values, str(path))
         kind = metadata["input"]
@@ -176,12 +200,7 @@ def output_name(path: Path, names: list[str], wanted: int | str) -> str:
     return names[wanted]
 
 
-def len_or_one(side: int | str | None) -> int:
-    """Return a fixed length of an axis, or 1 for a free one."""
-    return side if isinstance(side, int) else 1
-
-
-def _open_session(path: Path, device: str) -> Any:
+def _open_session(path: Path, device: str, content: bytes | None = None) -> Any:
     import onnxruntime
 
     providers = onnxruntime.get_available_providers()
@@ -194,7 +213,7 @@ def _open_session(path: Path, device: str) -> Any:
     options.log_severity_level = 4  # errors are raised as well
     try:
         order = ["CUDAExecutionProvider"] * use_cuda + ["CPUExecutionProvider"]
-        return onnxruntime.InferenceSession(str(path), options, providers=order)
+        return onnxruntime.InferenceSession(content or str(path), options, providers=order)
     except Exception as error:  # onnxruntime's error classes are private
         problem = " ".join(str(error).split())[:200]
         raise InputError(path, f"unreadable ({problem})", "an ONNX file that onnxruntime can run") from None
@@ -204,7 +223,7 @@ def _is_channels_last(path: Path, shape: list[Any]) -> bool:
     first, last = shape[1] == 3, shape[3] == 3
     if first == last:
         raise InputError(path, f"an input of shape {shape}", "(B, 3, H, W) or (B, H, W, 3)")
-    return last
+    return bool(last)
 
 
 def _input_size(path: Path, sides: list[Any], wanted: tuple[int, int] | None) -> tuple[int, int]:
@@ -218,8 +237,15 @@ def _input_size(path: Path, sides: list[Any], wanted: tuple[int, int] | None) ->
     return size
 
 
-def _shape(size: tuple[int, int], channels_last: bool) -> tuple[int, int, int]:
-    return (*size, 3) if channels_last else (3, *size)
+def _classes(model: OnnxModel) -> int:
+    """Return the channels of the output with the maps; where the file does not say, those of a black image."""
+    shape = next(one.shape for one in model.session.get_outputs() if one.name == model.output)
+    if len(shape) not in (3, 4) or (len(shape) == 4 and not isinstance(shape[1], int)):
+        shape = model.outputs([np.zeros((*model.size, 3), np.uint8)])[model.output].shape
+    if len(shape) not in (3, 4):
+        expected = "(B, H, W), (B, 1, H, W) or (B, K, H, W): another output in --preprocess"
+        raise InputError(model.path, f"output {model.output!r} of shape {tuple(shape)}", expected)
+    return shape[1] if len(shape) == 4 else 1
 
 
 def _resize(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:

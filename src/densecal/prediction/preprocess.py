@@ -6,7 +6,9 @@ p = activation(output)                  none, sigmoid or softmax
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +20,6 @@ from densecal.errors import InputError
 from densecal.io.documents import read_yaml
 
 Array = NDArray[Any]
-Activation = Literal["none", "sigmoid", "softmax"]
 
 RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -98,26 +99,23 @@ def parse_preprocess(content: Any, where: str) -> Preprocess:
     for key in content:
         if key not in names:
             raise InputError(f"{where}: {str(key)[:50]}", "unknown key", f"one of {', '.join(names)}")
-    checks = {
+    checks: dict[str, Callable[[Any, str], Any]] = {
         "size": _size,
         "scale": _scale,
         "mean": _channels,
         "std": _std,
-        "order": ORDERS,
-        "resample": tuple(RESAMPLING),
+        "order": partial(_choice, ORDERS),
+        "resample": partial(_choice, tuple(RESAMPLING)),
         "output": _output,
-        "activation": ACTIVATIONS,
+        "activation": partial(_choice, ACTIVATIONS),
     }
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        check = checks[key]
-        if callable(check):
-            values[key] = check(value, f"{where}: {key}")
-        elif value in check:
-            values[key] = value
-        else:
-            raise InputError(f"{where}: {key}", _shown(value), f"one of {', '.join(check)}")
-    return Preprocess(**values)
+    return Preprocess(**{key: checks[key](value, f"{where}: {key}") for key, value in content.items()})
+
+
+def _choice(allowed: tuple[str, ...], value: Any, where: str) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(where, _shown(value), f"one of {', '.join(allowed)}")
+    return value
 
 
 def _size(value: Any, where: str) -> tuple[int, int]:

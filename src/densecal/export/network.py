@@ -152,8 +152,8 @@ def export_model(
     if out.suffix.lower() != ".onnx":
         raise InputError("--out", str(out), "a name that ends in .onnx")
     if calibrator is not None and calibrator.num_classes != model.classes:
-        actual = f"{calibrator.method} for {_channels(calibrator.num_classes)}"
-        raise InputError("--calibrator", actual, f"one for {_channels(model.classes)}, which the model has")
+        actual = f"{calibrator.method} for {describe_classes(calibrator.num_classes)}"
+        raise InputError("--calibrator", actual, f"one for {describe_classes(model.classes)}, which the model has")
     require_packages()
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if weights > MAX_BYTES:
@@ -254,7 +254,7 @@ def _trace(deployment: Deployment, size: int) -> Any:
     for free, side in (({0: batch, 2: height, 3: width}, TRACED), ({0: batch}, size)):
         example = torch.zeros((2, 3, side, side), dtype=dtype)
         try:
-            with _quiet(), _fixed_same_padding():
+            with quiet_exporter(), _fixed_same_padding():
                 program = torch.onnx.export(
                     deployment,
                     (example,),
@@ -280,7 +280,7 @@ def _trace(deployment: Deployment, size: int) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Silence the exporter's remarks about its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -336,7 +336,8 @@ def _describe(
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
 
 
-def _channels(classes: int) -> str:
+def describe_classes(classes: int) -> str:
+    """Return what a model or calibrator of so many classes has."""
     return "one foreground logit" if classes == 1 else f"{classes} classes"
 
 
@@ -381,7 +382,7 @@ def compare(
                 raise ExportError(f"onnxruntime does not run the file at {height} x {width}: {problem}") from None
             unit = images.float() / 255
             z = model(unit).contiguous()
-            comparison = _comparison(p_file, z, unit, calibrator)
+            comparison = compare_batch(p_file, z, unit, calibrator)
             if not comparison.agrees:
                 exact = copy.deepcopy(model).double()(unit.double()).float()
                 p, p_exact = (probabilities(logits, unit, None) for logits in (z, exact))
@@ -390,7 +391,8 @@ def compare(
     return tuple(comparisons)
 
 
-def _comparison(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Module | None) -> Comparison:
+def compare_batch(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Module | None) -> Comparison:
+    """Compare the probabilities of a file with those of logits (B, C, H, W)."""
     p = probabilities(z, images, calibrator)
     shape = (z.shape[0], z.shape[2], z.shape[3])
     if p_file.shape != p.shape or not bool(p_file.isfinite().all()):

@@ -24,7 +24,7 @@ from densecal.prediction.predictor import Predictor, load_predictor
 from densecal.training.loop import train
 from tests.training.common import small_config
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "export_onnx.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "export_onnx.py"
 MEAN, STD = np.array([0.485, 0.456, 0.406]).reshape(3, 1, 1), np.array([0.229, 0.224, 0.225]).reshape(3, 1, 1)
 
 
@@ -188,7 +188,7 @@ def pretend(monkeypatch, network, *overrides):
     """Every run has this network."""
     model = SegmentationModel(network, "pretended", "resnet18", 1)
     predictor = Predictor(model, small_config(*overrides), torch.device("cpu"))
-    monkeypatch.setattr(export, "load_predictor", lambda run, device: predictor)
+    monkeypatch.setattr(export.network, "load_predictor", lambda run, device: predictor)
 
 
 def test_a_file_that_disagrees_is_not_written(tmp_path, monkeypatch, capsys):
@@ -387,7 +387,7 @@ def test_wrong_arguments_are_named(tmp_path, monkeypatch):
         export_model(model, tmp_path / "model.pt", 64)
     with pytest.raises(InputError, match="vector for 4 classes; expected one for one foreground logit"):
         export_model(model, tmp_path / "model.onnx", 64, posthoc.create("vector", num_classes=4))
-    monkeypatch.setattr(export, "MAX_BYTES", 100)
+    monkeypatch.setattr(export.network, "MAX_BYTES", 100)
     with pytest.raises(InputError, match=r"resnet18: .* GB of weights; expected less than 2 GB"):
         export_model(model, tmp_path / "model.onnx", 64)
     assert list(tmp_path.iterdir()) == []
