@@ -8,7 +8,19 @@ WEIGHTS = np.array([4.0, -3.0, 1.5], np.float32)
 BIAS = np.float32(-0.75)
 
 
-def linear(path, *, size=(6, 8), batch="N", classes=1, last=False, activation="Sigmoid", opset=13, side_output=True):
+def linear(
+    path,
+    *,
+    size=(6, 8),
+    batch="N",
+    classes=1,
+    last=False,
+    activation="Sigmoid",
+    opset=13,
+    side_output=True,
+    weights=WEIGHTS,
+    bias=BIAS,
+):
     """A network whose logit of class k is (k + 1) (4 red - 3 green + 1.5 blue - 0.75), and another output, `aside`.
 
     Args:
@@ -20,10 +32,11 @@ def linear(path, *, size=(6, 8), batch="N", classes=1, last=False, activation="S
         activation: Sigmoid, Softmax or none.
         opset: Version of the operators.
         side_output: Whether a second output is computed from the first.
+        weights, bias: Numbers in place of those above.
     """
     channels = max(classes, 1)
-    kernel = np.stack([(k + 1) * WEIGHTS for k in range(channels)]).reshape(channels, 3, 1, 1)
-    bias = np.array([(k + 1) * BIAS for k in range(channels)], np.float32)
+    kernel = np.stack([(k + 1) * weights for k in range(channels)]).reshape(channels, 3, 1, 1)
+    biases = np.array([(k + 1) * bias for k in range(channels)], np.float32)
     nodes = [helper.make_node("Transpose", ["images"], ["planes"], perm=[0, 3, 1, 2])] if last else []
     nodes.append(helper.make_node("Conv", ["planes" if last else "images", "kernel", "bias"], ["logits"]))
     end = "logits"
@@ -42,7 +55,7 @@ def linear(path, *, size=(6, 8), batch="N", classes=1, last=False, activation="S
     if side_output:
         nodes.append(helper.make_node("Neg", ["maps"], ["aside"]))
         outputs.append(helper.make_tensor_value_info("aside", TensorProto.FLOAT, shape))
-    constants = [numpy_helper.from_array(kernel, "kernel"), numpy_helper.from_array(bias, "bias")]
+    constants = [numpy_helper.from_array(kernel, "kernel"), numpy_helper.from_array(biases, "bias")]
     if classes == 0:
         constants.append(numpy_helper.from_array(np.array([-1, *size], np.int64), "plane"))
     images = [batch, *size, 3] if last else [batch, 3, *size]

@@ -35,6 +35,8 @@ from densecal.io.atomic import write_json
 from densecal.io.images import save_png
 from densecal.io.outputs import software
 from densecal.methods import create
+from densecal.prediction.preprocess import PRESETS
+from tests.onnx_files import linear
 from tests.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +139,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         zipped(images, masks, root / name, name[:-4])
     (root / "my.yaml").write_text(yaml_of(ROOT / "README.md"), encoding="utf-8")
     shutil.copytree(ROOT / "examples", root / "examples")
+    for preset in ("u2net", "isnet"):
+        salient(root, preset)
     benchmark_results(root, root / "bench")
     lines = [f"{path.name},patient {i // 2}\n" for i, path in enumerate(sorted(masks.glob("*.png")))]
     (root / "patients.csv").write_text("".join(lines), encoding="utf-8")
@@ -156,6 +160,20 @@ def benchmark_results(root: Path, out: Path) -> None:
         )
     matrix = {"seeds": [0], "datasets": [{"name": "textures", "ood": True}]}
     write_json(out / "results.json", {"matrix": matrix, "rows": []})
+
+
+def salient(root: Path, preset: str) -> None:
+    """A network with the inputs of a published one, which finds foreground by its colour, as well as that goes."""
+    steps = PRESETS[preset]
+    assert steps.size is not None
+    pixels, truth = [], []
+    for path in sorted((root / "val/images").iterdir()):
+        pixels.append(steps.input(np.asarray(Image.open(path).convert("RGB")), (48, 48)).reshape(-1, 3))
+        truth.append(np.asarray(Image.open(root / "val/masks" / path.name)).ravel() > 0)
+    x = np.concatenate([np.concatenate(pixels), np.ones((len(pixels) * 48**2, 1))], axis=1)
+    weights = np.linalg.lstsq(x, 2.0 * np.concatenate(truth) - 1, rcond=None)[0].astype(np.float32)
+    file = root / {"u2net": "u2netp.onnx", "isnet": "isnet.onnx"}[preset]
+    linear(file, size=steps.size, batch=1, weights=weights[:3], bias=weights[3])
 
 
 def soft_maps(masks: Path, out: Path) -> None:
