@@ -266,10 +266,10 @@ def test_an_image_too_large_for_the_limbs_is_refused_before_it_is_read(monkeypat
 def test_a_state_that_has_overflowed_is_refused(table):
     meter = float_meter([0.75, 0.5], [1, 0])
     state, before = meter.state_dict(), meter.compute().as_dict()
-    state[table].view(-1)[1] = -(2**40)
+    state[table].reshape(-1)[1] = -(2**40)
     with pytest.raises(ValueError, match=f"negative numbers in {table}"):
         meter.load_state_dict(state)
-    state[table].view(-1)[:4] = 2**62
+    state[table].reshape(-1)[:4] = 2**62
     if table != "classes":
         with pytest.raises(ValueError, match="pixels in all"):
             meter.load_state_dict(state)
@@ -292,7 +292,7 @@ def test_pixels_are_carried_long_before_the_limbs_are_full(monkeypatch):
     monkeypatch.setattr(sketch_module, "_CARRY_EVERY", 20)
     for _ in range(4):
         parts.update(p, p > 0.4)
-    assert bool(parts.sketch.tables["top_whole"].any())
+    assert parts.sketch.tables["top_whole"].any()
     assert int(parts.sketch.tables["top"][:, 2:].max()) < 2**28
     assert figures_of(parts) == pytest.approx(figures_of(once), nan_ok=True, **TOLERANCE)
 

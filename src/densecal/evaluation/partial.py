@@ -176,7 +176,7 @@ def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
     if given != expected:
         raise container.error("a sketch of other settings than its evaluation", _EXPECTED)
     pixels = total_count(state["top"][:, :2]) + total_count(state["levels"])
-    if total_count(state["rows"][:, 0].long()) != pixels or int(state["invalid"]):
+    if total_count(state["rows"][:, 0].astype(np.int64)) != pixels or int(state["invalid"]):
         raise container.error("images and pixels that do not belong together", _EXPECTED)
     return state
 

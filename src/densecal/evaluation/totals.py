@@ -72,7 +72,7 @@ class Total:
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
             rows = part.floats["rows"]
-            float_rows = iter(rows.numpy())
+            float_rows = iter(rows)
             meter = self.settings.calibration_meter()
             meter.load_state_dict({**part.floats, "rows": rows[:0]})
             sketch.merge(meter.sketch)

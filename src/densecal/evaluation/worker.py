@@ -1,7 +1,4 @@
-"""The work of an evaluation's worker process: read a few pairs of map and mask, score them, return sums.
-
-8- and 16-bit maps are scored from their level counts with numpy alone; torch is loaded only for float maps.
-"""
+"""The work of an evaluation's worker process: read a few pairs of map and mask, score them, return sums."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ from densecal.metrics.overlap import class_overlap, foreground_overlap
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from densecal.metrics.calibration import CalibrationMeter
 
 FEW_LEVELS = 32
@@ -202,14 +197,12 @@ class _BinaryScorer:
         return counts
 
     def _score_floats(self, prediction: Array, mask: Array, void: Array | None) -> None:
-        import torch
-
         if self.meter is None:
             self.meter = self.settings.calibration_meter()
         labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
-        self.meter.update(_tensor(prediction)[None], torch.from_numpy(labels)[None])
+        self.meter.update(prediction[None], labels[None])
 
     def finish(self, fold: bool) -> None:
         if self.byte_counts:
@@ -237,7 +230,7 @@ class _ClassScorer:
         prediction, labels, resized = read_class_pair(
             pair, settings.classes, self.void, settings.max_pixels, settings.maps
         )
-        self.meter.update(_tensor(prediction)[None], _tensor(labels)[None])
+        self.meter.update(prediction[None], labels[None])
         image = ConfusionMeter(settings.classes)
         for rows in row_chunks(labels.shape):
             image.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
@@ -250,13 +243,6 @@ class _ClassScorer:
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)
         self.part.segmentation = self.confusion.exact_sums()
-
-
-def _tensor(array: Array) -> Tensor:
-    """Return a tensor that shares the array, or copies one that is read-only, which torch does not support."""
-    import torch
-
-    return torch.from_numpy(np.require(array, requirements="W"))
 
 
 def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:

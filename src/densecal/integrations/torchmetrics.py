@@ -117,7 +117,7 @@ class CalibrationMetric(Metric):
         self._keep(self.meter())
 
     def _keep(self, meter: CalibrationMeter) -> None:
-        state = meter.state_dict()
+        state = _tensors(meter.state_dict())
         for name in self._no_rows:
             setattr(self, name, [_transpose(name, state[name]).to(self.device)] if name in state else [])
         for name in self._defaults.keys() & state.keys() - self._no_rows.keys():
@@ -132,12 +132,18 @@ def _empty_state(bins: int, num_classes: int, multilabel: bool) -> tuple[dict[st
     meter = CalibrationMeter(bins, num_classes, multilabel)
     pixel = torch.ones(1) if num_classes == 1 else torch.full((1, num_classes), 1 / num_classes)
     meter.update(pixel, torch.zeros_like(pixel if multilabel else torch.zeros(1), dtype=torch.int64))
-    rows = {name: _transpose(name, table)[:0] for name, table in meter.state_dict().items() if name in GROWING}
+    state = _tensors(meter.state_dict())
+    rows = {name: _transpose(name, table)[:0] for name, table in state.items() if name in GROWING}
     meter.sketch.bin_pixels()
     meter.sketch.carry()
-    state = meter.state_dict()
-    tables = {name: torch.zeros_like(state[name]) for name in state.keys() - {*GROWING, "raw_pixels"}}
+    state = _tensors(meter.state_dict())
+    tables = {name: torch.zeros_like(state[name]) for name in state.keys() - {*GROWING}}
     return dict(sorted(tables.items())), rows
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the arrays of a meter's state as tensors."""
+    return {name: torch.from_numpy(value) for name, value in state.items() if name != "raw_pixels"}
 
 
 def _transpose(name: str, table: Tensor) -> Tensor:

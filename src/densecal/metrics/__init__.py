@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the worker processes of an evaluation score 8-bit maps without loading torch."""
+    """Import on first use, because a command or a worker process needs few of them."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
+from densecal.metrics.arrays import Array, as_array, beside, is_float, namespace, on_host, to_host
 from densecal.metrics.binned import (
     adaptive_calibration_error,
     band_ece,
@@ -44,7 +43,7 @@ class CalibrationMeter(Shareable):
 
     Examples:
         >>> meter = CalibrationMeter(bins=10)
-        >>> meter.update(torch.tensor([[0.9, 0.8], [0.2, 0.6]]), torch.tensor([[1, 1], [0, 0]]))
+        >>> meter.update(np.array([[0.9, 0.8], [0.2, 0.6]]), np.array([[1, 1], [0, 0]]))
         >>> result = meter.compute()
         >>> round(result.accuracy, 2), round(result.ece_ew, 3)
         (0.75, 0.275)
@@ -64,16 +63,19 @@ class CalibrationMeter(Shareable):
 
     def update(
         self,
-        probabilities: Tensor | NDArray[Any] | None = None,
-        masks: Tensor | NDArray[Any] | None = None,
+        probabilities: Any = None,
+        masks: Any = None,
         *,
-        logits: Tensor | NDArray[Any] | None = None,
+        logits: Any = None,
     ) -> None:
-        """Count a batch of tensors or arrays.
+        """Count a batch: NumPy arrays, tensors, or arrays of any library that has ``__dlpack__`` or ``__array__``.
+
+        All give the same counts to the bit; logits agree to 1e-12.
 
         Args:
             probabilities: Binary: (B, 1, H, W), (B, H, W), (H, W) or (N,), floats in [0, 1] of any dtype, or uint8 or
                 uint16 levels. K classes: (B, K, H, W), (K, H, W) or (N, K). Shapes without B hold one image.
+                They are counted where they are: on the CPU, or on a CUDA device.
             masks: Binary: the same shape (with or without the channel), 0 and 1. Softmax: (B, H, W), (H, W) or
                 (N,) class indices. Multi-label: as the probabilities.
             logits: Instead of ``probabilities``; their sigmoid or softmax is computed in float64.
@@ -86,10 +88,11 @@ class CalibrationMeter(Shareable):
             raise TypeError("update needs masks and one of probabilities or logits")
         scores = probabilities if logits is None else logits
         assert scores is not None
-        values, labels, shape = self._align(_to_tensor(scores).detach(), _to_tensor(masks))
+        array = as_array(scores)
+        values, labels, shape = self._align(array, beside(as_array(masks), array))
         valid = None if self.ignore_index is None else self._valid(labels, self.ignore_index)
         wrong = self._wrong_labels(labels, valid)
-        if not values.is_floating_point():
+        if not is_float(values):
             if logits is not None:
                 raise TypeError(f"logits of type {values.dtype}; expected floats")
             self._update_levels(values, labels, valid, shape)
@@ -110,6 +113,10 @@ class CalibrationMeter(Shareable):
 
     def all_reduce(self) -> None:
         """Merge the meters of all ``torch.distributed`` processes, so that all of them hold the same counts."""
+        if "torch" not in sys.modules:
+            return
+        from torch import distributed as dist
+
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
         states: list[dict[str, Any] | None] = [None] * dist.get_world_size()
@@ -129,7 +136,7 @@ class CalibrationMeter(Shareable):
 
     @locked
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as CPU tensors and plain numbers."""
+        """Return the state as NumPy arrays and plain numbers."""
         return self.sketch.state_dict()
 
     @locked
@@ -147,24 +154,24 @@ class CalibrationMeter(Shareable):
         multilabel = s.num_classes > 1 and not s.softmax
         return CalibrationMeter(s.bins, s.num_classes, multilabel, self.ignore_index, s.boundary)
 
-    def _align(self, values: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+    def _align(self, values: Array, masks: Array) -> tuple[Array, Array, tuple[int, ...]]:
         """Return values (B, C, P), labels (B, P) for a softmax or else (B, C, P), and the shape of one image."""
         classes = self.sketch.num_classes
-        shape, mask_shape = values.shape, tuple(masks.shape)
+        shape, mask_shape = tuple(values.shape), tuple(masks.shape)
         if classes == 1:
             if values.ndim == 4 and values.shape[1] == 1:
                 values = values[:, 0]
             if masks.ndim == 4 and masks.shape[1] == 1:
                 masks = masks[:, 0]
-            if values.shape != masks.shape or values.ndim not in (1, 2, 3) or values.numel() == 0:
+            if values.shape != masks.shape or values.ndim not in (1, 2, 3) or 0 in values.shape:
                 raise ValueError(
-                    f"probabilities of shape {tuple(shape)} and masks of shape {mask_shape}; "
+                    f"probabilities of shape {shape} and masks of shape {mask_shape}; "
                     "expected the same shape (B, 1, H, W), (B, H, W), (H, W) or (N,)"
                 )
             size = values.shape[1:] if values.ndim == 3 else values.shape
             batch = len(values) if values.ndim == 3 else 1
             labels = binary_labels(masks, self.ignore_index)
-            return values.reshape(batch, 1, -1), labels.reshape(batch, 1, -1), size
+            return values.reshape(batch, 1, -1), labels.reshape(batch, 1, -1), tuple(size)
         if values.ndim == 2:
             values = values.T
         if values.ndim in (2, 3):
@@ -173,30 +180,31 @@ class CalibrationMeter(Shareable):
                 masks.T[None] if masks.ndim == 2 and values.ndim == 2 else masks[None],
             )
         expected = (len(values), *values.shape[2:]) if self.sketch.softmax else tuple(values.shape)
-        if values.shape[1] != classes or tuple(masks.shape) != expected or values.numel() == 0:
+        if values.shape[1] != classes or tuple(masks.shape) != expected or 0 in values.shape:
             raise ValueError(
-                f"probabilities of shape {tuple(shape)} and masks of shape {mask_shape}; "
+                f"probabilities of shape {shape} and masks of shape {mask_shape}; "
                 f"expected (B, {classes}, H, W) and "
                 + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
             )
         to_labels = integer_labels if self.sketch.softmax else binary_labels
         labels = to_labels(masks, self.ignore_index)
+        batch = len(values)
         return (
-            values.flatten(2),
-            labels.flatten(1) if self.sketch.softmax else labels.flatten(2),
-            values.shape[2:],
+            values.reshape(batch, classes, -1),
+            labels.reshape(batch, -1) if self.sketch.softmax else labels.reshape(batch, classes, -1),
+            tuple(values.shape[2:]),
         )
 
-    def _valid(self, labels: Tensor, ignore_index: int) -> Tensor:
-        valid = labels.ne(ignore_index)
-        return valid if self.sketch.softmax else valid.all(dim=1)
+    def _valid(self, labels: Array, ignore_index: int) -> Array:
+        valid = labels != ignore_index
+        return valid if self.sketch.softmax else valid.all(1)
 
-    def _wrong_labels(self, labels: Tensor, valid: Tensor | None) -> Tensor | None:
+    def _wrong_labels(self, labels: Array, valid: Array | None) -> Array | None:
         """Raise ValueError for labels that are not a class, or return where they are if the host would have to wait."""
         top = (self.sketch.num_classes if self.sketch.softmax else 2) - 1
         if valid is not None:
-            labels = labels * (valid if self.sketch.softmax else valid[:, None])
-        if labels.device.type != "cpu":  # reading values here would stall the device: `compute` raises instead
+            labels = namespace(labels).where(valid if self.sketch.softmax else valid[:, None], labels, 0)
+        if not on_host(labels):  # reading values here would stall the device: `compute` raises instead
             return (labels < 0) | (labels > top)
         if int(labels.min()) < 0 or int(labels.max()) > top:
             raise ValueError(
@@ -205,24 +213,25 @@ class CalibrationMeter(Shareable):
             )
         return None
 
-    def _zones(self, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> Tensor | None:
+    def _zones(self, labels: Array, valid: Array | None, shape: tuple[int, ...]) -> Array | None:
         """Return the boundary zones (B, P), or None for flat inputs and multi-label maps, which have no boundary."""
         if len(shape) != 2 or (not self.sketch.softmax and self.sketch.num_classes > 1):
             return None
-        maps = labels.reshape(-1, *shape).cpu().numpy()
-        valid_maps = [None] * len(maps) if valid is None else valid.reshape(-1, *shape).cpu().numpy()
+        maps = to_host(labels).reshape(-1, *shape)
+        valid_maps = [None] * len(maps) if valid is None else to_host(valid).reshape(-1, *shape)
         zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, valid_maps, strict=True)])
-        return torch.from_numpy(zones).flatten(1).to(labels.device)
+        return beside(zones.reshape(len(zones), -1), labels)
 
-    def _update_levels(self, values: Tensor, labels: Tensor, valid: Tensor | None, shape: torch.Size) -> None:
-        if values.dtype not in (torch.uint8, torch.uint16) or self.sketch.num_classes > 1:
+    def _update_levels(self, values: Array, labels: Array, valid: Array | None, shape: tuple[int, ...]) -> None:
+        levels = to_host(values)
+        if levels.dtype not in (np.uint8, np.uint16) or self.sketch.num_classes > 1:
             raise TypeError(
                 f"probabilities of type {values.dtype}; expected floats, or uint8 or uint16 levels of binary maps"
             )
-        maps = values[:, 0].reshape(len(values), *shape).cpu().numpy()
-        masks = labels[:, 0].reshape(len(labels), *shape).cpu().numpy() == 1
+        maps = levels[:, 0].reshape(len(values), *shape)
+        masks = to_host(labels)[:, 0].reshape(len(labels), *shape) == 1
         bands = self.sketch.boundary and len(shape) == 2
-        valid_maps = [None] * len(maps) if valid is None else valid.reshape(len(maps), *shape).cpu().numpy()
+        valid_maps = [None] * len(maps) if valid is None else to_host(valid).reshape(len(maps), *shape)
         total: NDArray[np.int64] | None = None
         rows = []
         for level_map, mask, keep in zip(maps, masks, valid_maps, strict=True):
@@ -385,8 +394,8 @@ class CalibrationResult:
 
 
 def calibration_errors(
-    probabilities: Tensor | NDArray[Any],
-    masks: Tensor | NDArray[Any],
+    probabilities: Any,
+    masks: Any,
     bins: int = 10,
     num_classes: int = 1,
     multilabel: bool = False,
@@ -402,8 +411,3 @@ def calibration_errors(
     meter = CalibrationMeter(bins, num_classes, multilabel, ignore_index)
     meter.update(probabilities, masks)
     return meter.compute()
-
-
-def _to_tensor(values: Tensor | NDArray[Any]) -> Tensor:
-    # Through NumPy, which reads the numbers of a list as float64.
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))

@@ -1,7 +1,4 @@
-"""Entropy of foreground maps as a share of its maximum: one histogram over pixels and one mean per image.
-
-NumPy alone, so that the worker processes of an evaluation need not load torch.
-"""
+"""Entropy of foreground maps as a share of its maximum: one histogram over pixels and one mean per image."""
 
 from __future__ import annotations
 

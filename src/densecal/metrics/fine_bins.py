@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from densecal.kernels import counting_kernels
+from densecal.metrics.arrays import Array, bincount, cast, namespace, on_host
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _HIGH_BITS, _LOW_BITS = 26, 27
 _HIGH, _LOW = 2.0**_HIGH_BITS, 2.0**_LOW_BITS
@@ -28,47 +31,58 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def tally(index: Tensor, value: Tensor, outcome: Tensor, keep: Tensor | None, size: int) -> Tensor:
+def tally(index: Array, value: Array, outcome: Array, keep: Array | None, size: int) -> Array:
     """Count the pixels with outcome 0 and 1 per index, and sum their values as two limbs; return (size, 4)."""
-    scaled = value.flatten() * _HIGH
-    high = scaled.floor()
-    low = ((scaled - high) * _LOW).round()
-    key = index.flatten()
+    xp = namespace(value)
+    scaled = value.reshape(-1) * _HIGH
+    high = xp.floor(scaled)
+    low = xp.round((scaled - high) * _LOW)
+    key = index.reshape(-1)
     if keep is not None:  # void pixels go to an extra slot, which is cut off below
-        key = torch.where(keep.flatten(), key, size)
-    both = _bincount(key * 2 + outcome.flatten(), None, 2 * size + 2).view(-1, 2)
-    limbs = torch.stack([_bincount(key, high, size + 1), _bincount(key, low, size + 1)], dim=1)
-    return torch.cat([both, limbs], dim=1)[:size]
+        key = xp.where(keep.reshape(-1), key, size)
+    both = bincount(key * 2 + outcome.reshape(-1), None, 2 * size + 2).reshape(-1, 2)
+    limbs = xp.stack([bincount(key, high, size + 1), bincount(key, low, size + 1)], 1)
+    return xp.concatenate([both, limbs], 1)[:size]
 
 
-def fine_tally(value: Tensor, outcome: Tensor, steps: int) -> Tensor:
+def fine_tally(value: Array, outcome: Array, steps: int) -> Array:
     """Apply ``tally`` to the fine bins of the values."""
     index, size = fine_index(value, steps), fine_size(steps)
-    counting = kernels(value.device)
+    counting = kernels_for(value)
     if counting is None:
         return tally(index, value, outcome, None, size)
-    table: Tensor = counting.fine_table(value, index, outcome, size)
-    return table
+    return counting.fine_table(value, index, outcome, size)
 
 
 def histograms(index: Tensor, size: int) -> Tensor:
     """Count how often 0 to size - 1 occur in every row of an int64 tensor (B, P); (B, size)."""
     counting = kernels(index.device)
     if counting is None or size > _MOST_KERNEL_BINS:
-        row = torch.arange(len(index), device=index.device)[:, None] * size
-        return torch.bincount((index + row).flatten(), minlength=len(index) * size).view(-1, size)
-    counts: Tensor = counting.histograms(index, size)
-    return counts
+        xp = namespace(index)
+        row = xp.arange(len(index), device=index.device)[:, None] * size
+        return xp.bincount((index + row).flatten(), minlength=len(index) * size).view(-1, size)  # type: ignore[no-any-return]
+    return counting.histograms(index, size)  # type: ignore[no-any-return]
+
+
+def kernels_for(array: Array) -> ModuleType | None:
+    """Return the kernels that count where an array is, if there are any."""
+    return None if on_host(array) else kernels(array.device)
 
 
 @functools.cache
 def kernels(device: torch.device) -> ModuleType | None:
     """Return the kernels that count on a CUDA device, or None where they are missing or differ from PyTorch."""
+    if device.type != "cuda":
+        return None
+    from densecal.kernels import counting_kernels
+
     return counting_kernels(device, _agrees)
 
 
 def _agrees(counting: ModuleType, device: torch.device) -> bool:
     """Return whether the kernels count random images as PyTorch does, in every way they are used."""
+    import torch
+
     random = torch.Generator().manual_seed(0)
     value = torch.randn(3, 2500, dtype=torch.float64, generator=random).mul(20.0).sigmoid()
     label = torch.randint(0, 2, value.shape, generator=random)
@@ -96,22 +110,21 @@ def _agrees(counting: ModuleType, device: torch.device) -> bool:
     return all(torch.equal(table.cpu(), other) for table, other in zip(actual, expected, strict=True))
 
 
-def carry(table: Tensor) -> tuple[Tensor, Tensor]:
+def carry(table: Array) -> tuple[Array, Array]:
     """Take the whole numbers out of the sums of a table (..., 4), so that both limbs are small again.
 
     Returns:
         The table, and the whole numbers (...).
     """
-    negatives, positives, high, low = table.unbind(-1)
-    high = high + (low >> _LOW_BITS)
-    rest = [negatives, positives, high & ((1 << _HIGH_BITS) - 1), low & ((1 << _LOW_BITS) - 1)]
-    return torch.stack(rest, dim=-1), high >> _HIGH_BITS
+    high = table[..., 2] + (table[..., 3] >> _LOW_BITS)
+    rest = [table[..., 0], table[..., 1], high & ((1 << _HIGH_BITS) - 1), table[..., 3] & ((1 << _LOW_BITS) - 1)]
+    return namespace(table).stack(rest, -1), high >> _HIGH_BITS
 
 
-def limbs_to_float(limbs: Tensor) -> Tensor:
+def limbs_to_float(limbs: Array) -> Array:
     """Return the sums that are kept as two integers (..., 2)."""
-    high, low = limbs.to(torch.float64).unbind(-1)
-    return (high + low / _LOW) / _HIGH
+    limbs = cast(limbs, "float64")
+    return (limbs[..., 0] + limbs[..., 1] / _LOW) / _HIGH
 
 
 def fine_size(steps: int) -> int:
@@ -119,22 +132,23 @@ def fine_size(steps: int) -> int:
     return 2 * ((_OCTAVES << steps) + 2)
 
 
-def fine_index(value: Tensor, steps: int) -> Tensor:
+def fine_index(value: Array, steps: int) -> Array:
     """Return the index of the fine bin of every float64 value; it rises with the value.
 
     The distance e to the nearer of 0 and 1 is binned by the leading bits of its floating-point form: 2**steps bins
     in every octave from 2**-40 to 2**-1, one below, one for e = 0.5.
     """
+    xp = namespace(value)
     half = fine_size(steps) // 2
     upper = value > 0.5
-    distance = torch.where(upper, 1.0 - value, value)
+    distance = xp.where(upper, 1.0 - value, value)
     lowest = (1023 - 40) << steps
-    code = ((distance.view(torch.int64) >> (52 - steps)) - lowest + 1).clamp_(min=0)
-    return torch.where(upper, 2 * half - 1 - code, code)
+    code = ((distance.view(xp.int64) >> (52 - steps)) - lowest + 1).clip(0)
+    return xp.where(upper, 2 * half - 1 - code, code)
 
 
-def fine_atoms(table: Tensor, whole: Tensor) -> tuple[Floats, Ints, Ints]:
-    """Return mean value, pixels and pixels with outcome 1 of the non-empty fine bins of a table (size, 4) on the CPU.
+def fine_atoms(table: Ints, whole: Ints) -> tuple[Floats, Ints, Ints]:
+    """Return mean value, pixels and pixels with outcome 1 of the non-empty fine bins of a table (size, 4).
 
     Args:
         table: Pixels and limbs.
@@ -144,7 +158,7 @@ def fine_atoms(table: Tensor, whole: Tensor) -> tuple[Floats, Ints, Ints]:
     present = pixels > 0
     sums = limbs_to_float(table[present, 2:]) + whole[present]
     pixels = pixels[present]
-    return (sums / pixels).numpy(), pixels.numpy(), table[present, 1].numpy()
+    return sums / pixels, pixels, table[present, 1]
 
 
 def top_label_atoms(value: Floats, pixels: Ints, positives: Ints) -> tuple[Floats, Ints, Ints]:
@@ -165,11 +179,3 @@ def concatenate_atoms(parts: list[tuple[Floats, Ints, Ints]]) -> tuple[Floats, I
         np.concatenate(pixels).astype(np.int64),
         np.concatenate(outcomes).astype(np.int64),
     )
-
-
-def _bincount(index: Tensor, weights: Tensor | None, size: int) -> Tensor:
-    """Return an int64 histogram. Integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
-    if index.device.type == "cpu":  # NumPy's bincount is twice as fast as torch's here
-        array = np.bincount(index.numpy(), None if weights is None else weights.numpy(), size)
-        return torch.from_numpy(array).to(torch.int64)
-    return torch.bincount(index, weights, size).to(torch.int64)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from densecal.metrics.arrays import Array, cast, namespace, on_host, take, to_host
 from densecal.metrics.fine_bins import Floats, limbs_to_float
 from densecal.metrics.levels import NLL_FLOOR
 
@@ -13,7 +12,7 @@ from densecal.metrics.levels import NLL_FLOOR
 class RowTable:
     """Rows in the order of updates, in one array that doubles when it is full.
 
-    A small tensor per update would stay between large ones that are freed, where they were, the heap could not be
+    A small array per update would stay between large ones that are freed, where they were, the heap could not be
     used again: 80 KB per map. Rows on an accelerator wait in a list, because to copy them the host would have to wait.
 
     Args:
@@ -23,14 +22,14 @@ class RowTable:
     def __init__(self, width: int) -> None:
         self._array: Floats = np.empty((64, width))
         self._count = 0
-        self._pending: list[Tensor] = []
+        self._pending: list[Array] = []
 
     def __len__(self) -> int:
         return self._count + sum(len(rows) for rows in self._pending)
 
-    def append(self, rows: Tensor) -> None:
+    def append(self, rows: Array) -> None:
         """Add float64 rows (B, width)."""
-        if self._pending or rows.device.type != "cpu":
+        if self._pending or not on_host(rows):
             self._pending.append(rows)
             return
         count = self._count + len(rows)
@@ -38,12 +37,12 @@ class RowTable:
             larger = np.empty((max(count, 2 * len(self._array)), self._array.shape[1]))
             larger[: self._count] = self._array[: self._count]
             self._array = larger
-        self._array[self._count : count] = rows.numpy()
+        self._array[self._count : count] = rows
         self._count = count
 
     def extend(self, other: RowTable) -> None:
         """Add the rows of another table, without waiting for an accelerator."""
-        for rows in (torch.from_numpy(other._array[: other._count]), *other._pending):
+        for rows in (other._array[: other._count], *other._pending):
             self.append(rows)
 
     def copy(self) -> RowTable:
@@ -60,35 +59,30 @@ class RowTable:
         """Return all rows in one array of its own."""
         pending, self._pending = self._pending, []
         for rows in pending:
-            self.append(rows.cpu())
+            self.append(to_host(rows))
         return self._array[: self._count].copy()
 
 
-def rows_of(table: Tensor, scores: Tensor) -> Tensor:
+def rows_of(table: Array, scores: Array) -> Array:
     """Return per-image rows (B, 5 + bins) from per-image bin tables (B, bins, 4) and sums of ``score_sums``."""
     count, correct = table[..., 0] + table[..., 1], table[..., 1]
     confidence = limbs_to_float(table[..., 2:])
-    columns = [
-        count.sum(1, True),
-        correct.sum(1, True),
-        confidence.sum(1, True),
-        scores,
-        confidence - correct,
-    ]
-    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
+    scalars = [count.sum(1), correct.sum(1), confidence.sum(1)]
+    columns = [*(column[:, None] for column in scalars), scores, confidence - correct]
+    return namespace(table).concatenate([cast(column, "float64") for column in columns], 1)
 
 
-def score_sums(values: Tensor, labels: Tensor, softmax: bool, valid: Tensor | None) -> Tensor:
+def score_sums(values: Array, labels: Array, softmax: bool, valid: Array | None) -> Array:
     """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
+    xp = namespace(values)
     if softmax:
-        truth = labels.clamp(0, values.shape[1] - 1)[:, None]
-        p_true = values.gather(1, truth)
-        brier = (values.square().sum(1, True) - 2.0 * p_true + 1.0).clamp(min=0.0)
+        p_true = take(values, labels.clip(0, values.shape[1] - 1))[:, None]
+        brier = ((values * values).sum(1)[:, None] - 2.0 * p_true + 1.0).clip(0.0)
     else:
-        p_true = torch.where(labels == 1, values, 1.0 - values)
-        brier = (1.0 - p_true).square()
-    nll = -p_true.clamp(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0).log()
-    both = torch.stack([brier, nll])
+        p_true = xp.where(labels == 1, values, 1.0 - values)
+        brier = (1.0 - p_true) ** 2
+    nll = -xp.log(p_true.clip(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0))
+    both = xp.stack([brier, nll])
     if valid is not None:
         both = both * valid[:, None]
-    return both.flatten(2).sum(2).T
+    return both.reshape(2, len(values), -1).sum(2).T

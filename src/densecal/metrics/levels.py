@@ -1,7 +1,4 @@
-"""Integer maps: every figure of an 8- or 16-bit map follows from the counts of (level, mask value) pairs.
-
-NumPy alone, so that the worker processes of an evaluation need not load torch.
-"""
+"""Integer maps: every figure of an 8- or 16-bit map follows from the counts of (level, mask value) pairs."""
 
 from __future__ import annotations
 

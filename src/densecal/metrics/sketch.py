@@ -8,13 +8,12 @@ Everything is exact up to ``exact.PIXEL_LIMIT`` pixels, and more are refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from densecal.metrics.arrays import Array, arange, cast, namespace, on_host, sigmoid, softmax, take, to_host, zeros
 from densecal.metrics.exact import add_pixels, total_count
 from densecal.metrics.fine_bins import (
     Floats,
@@ -23,7 +22,7 @@ from densecal.metrics.fine_bins import (
     concatenate_atoms,
     fine_atoms,
     fine_tally,
-    kernels,
+    kernels_for,
     limbs_to_float,
     tally,
     top_label_atoms,
@@ -37,7 +36,7 @@ EXACT_PIXELS = 1 << 20
 """Up to this number, pixels of float maps are kept one by one; beyond it they are counted in fine bins."""
 
 _MAX_RAW_VALUES = 1 << 26
-_CHUNK, _CUDA_CHUNK = 1 << 21, 1 << 23
+_CHUNK, _DEVICE_CHUNK = 1 << 21, 1 << 23
 _SUM_TABLES = ("top", "bands", "classes", "fine", "fine_top")
 _CARRY_EVERY = 1 << 26
 """Pixels after which whole numbers are carried out of the limbs. These hold 2**36 pixels, so that the tables of a
@@ -47,6 +46,9 @@ _MAX_IMAGE = 1 << 34
 
 class Sketch:
     """Everything that calibration figures need to know of the pixels seen so far.
+
+    The tables are NumPy arrays. Arrays on an accelerator are counted there, in tables of their own; the host waits for
+    them only when the counts are read.
 
     Args:
         bins: Equal-width bins whose figures must be exact.
@@ -66,28 +68,37 @@ class Sketch:
         self.channels = 2 if num_classes == 1 else num_classes
         self._steps = STEPS_SOFTMAX if self.softmax else STEPS_SIGMOID
         bands = len(BOUNDARY_DISTANCES)
-        self.tables: dict[str, Tensor] = {
-            "top": torch.zeros(bins, 4, dtype=torch.int64),
-            "bands": torch.zeros(bands, bins, 4, dtype=torch.int64),
-            "classes": torch.zeros(self.channels, bins, 4, dtype=torch.int64),
+        self._tables: dict[str, Ints] = {
+            "top": np.zeros((bins, 4), np.int64),
+            "bands": np.zeros((bands, bins, 4), np.int64),
+            "classes": np.zeros((self.channels, bins, 4), np.int64),
             # boundary zone, mask value, 16-bit level
-            "levels": torch.zeros(bands + 1, 2, MAX_LEVEL + 1, dtype=torch.int64),
-            "invalid": torch.zeros((), dtype=torch.int64),
+            "levels": np.zeros((bands + 1, 2, MAX_LEVEL + 1), np.int64),
+            "invalid": np.zeros((), np.int64),
         }
+        self._on_device: dict[str, Array] = {}
         self.rows = RowTable(len(ROW_SCALARS) + bins)
-        self.raw: list[tuple[Tensor, Tensor]] = []
+        self.raw: list[tuple[Array, Array]] = []
         self._raw_pixels = 0
         # Pixels (of every channel for multi-label maps), void ones included: in all, and since the last carry.
         self._pixels = self._uncarried = 0
+
+    @property
+    def tables(self) -> dict[str, Ints]:
+        """All counts by table; those on an accelerator are fetched."""
+        waiting, self._on_device = self._on_device, {}
+        for name, table in waiting.items():
+            self._add(name, to_host(table))
+        return self._tables
 
     # ------------------------------------------------------------------ updates
 
     def update(
         self,
-        values: Tensor,
-        labels: Tensor,
-        valid: Tensor | None = None,
-        zones: Tensor | None = None,
+        values: Array,
+        labels: Array,
+        valid: Array | None = None,
+        zones: Array | None = None,
         logits: bool = False,
     ) -> None:
         """Count a batch of float probabilities, in float64, chunk by chunk.
@@ -101,23 +112,24 @@ class Sketch:
         """
         batch, channels, pixels = values.shape
         # Small chunks save memory; a GPU is only busy with large ones.
-        if values.device.type == "cpu":
+        if on_host(values):
             chunk = min(_CHUNK, max(1 << 16, (1 << 19) // channels))
         else:
-            chunk = max(_CHUNK, _CUDA_CHUNK // channels)
+            chunk = max(_CHUNK, _DEVICE_CHUNK // channels)
         if channels * pixels > _MAX_IMAGE:
             raise ValueError(f"an image of {channels * pixels:,} values; expected at most {_MAX_IMAGE:,}")
         total = add_pixels(self._pixels, self._weight(batch, pixels))
-        if values.device.type == "cpu":  # elsewhere the check would stall the device: `compute` raises instead
+        if on_host(values):  # elsewhere the check would stall the device: `compute` raises instead
             check_values(values, valid, logits, self.softmax, chunk)
-        before = {**vars(self), "tables": dict(self.tables), "raw": list(self.raw)}
+        tables, on_device, raw = dict(self._tables), dict(self._on_device), list(self.raw)
+        before = {**vars(self), "_tables": tables, "_on_device": on_device, "raw": raw}
         try:
             images = max(1, chunk // max(pixels, 1))
             groups = [slice(first, first + images) for first in range(0, batch, images)]
             parts = [slice(start, start + chunk) for start in range(0, pixels, chunk)]
             rows = [self._count_group(group, parts, values, labels, valid, zones, logits) for group in groups]
             self._pixels = total
-            self.rows.append(torch.cat(rows))
+            self.rows.append(namespace(values).concatenate(rows))
         except BaseException:  # out of memory or interrupted: the batch was not counted
             vars(self).update(before)
             raise
@@ -129,26 +141,26 @@ class Sketch:
         self,
         group: slice,
         parts: list[slice],
-        values: Tensor,
-        labels: Tensor,
-        valid: Tensor | None,
-        zones: Tensor | None,
+        values: Array,
+        labels: Array,
+        valid: Array | None,
+        zones: Array | None,
         logits: bool,
-    ) -> Tensor:
+    ) -> Array:
         """Add a group of images, one part of their pixels after the other, and return their rows."""
         images, _, pixels = values[group].shape
-        table = torch.zeros(images, self.bins, 4, dtype=torch.int64, device=values.device)
-        scores = torch.zeros(images, 2, dtype=torch.float64, device=values.device)
+        table = zeros((images, self.bins, 4), "int64", values)
+        scores = zeros((images, 2), "float64", values)
         for part in parts:
             keep = None if valid is None else valid[group, part]
-            p = self._to_probabilities(values[group, :, part].to(torch.float64), logits)
-            if p.device.type != "cpu":
+            p = self._to_probabilities(cast(values[group, :, part], "float64"), logits)
+            if not on_host(p):
                 self.add_invalid(is_invalid(p, keep, sums=self.softmax and not logits))
             self._count(
                 p,
-                labels[group, ..., part].to(torch.int64),
+                cast(labels[group, ..., part], "int64"),
                 keep,
-                None if zones is None else zones[group, part].to(torch.int64),
+                None if zones is None else cast(zones[group, part], "int64"),
                 table,
                 scores,
             )
@@ -156,76 +168,77 @@ class Sketch:
         self._carry_if_large(self._weight(images, pixels))
         return rows_of(table, scores)
 
-    def _to_probabilities(self, values: Tensor, logits: bool) -> Tensor:
+    def _to_probabilities(self, values: Array, logits: bool) -> Array:
         if not logits:
             return values
-        return values.softmax(dim=1) if self.softmax else values.sigmoid()
+        return softmax(values) if self.softmax else sigmoid(values)
 
     def _count(
         self,
-        values: Tensor,
-        labels: Tensor,
-        valid: Tensor | None,
-        zones: Tensor | None,
-        table: Tensor,
-        scores: Tensor,
+        values: Array,
+        labels: Array,
+        valid: Array | None,
+        zones: Array | None,
+        table: Array,
+        scores: Array,
     ) -> None:
         """Add a chunk of a group of images to the tables, and to ``table`` and ``scores``, the sums of the group."""
         group, _, pixels = values.shape
-        device = values.device
-        if valid is not None or device.type != "cpu":  # void pixels, and bad ones on an accelerator
-            values = values.nan_to_num(0.0)
-        values = values.clamp(0.0, 1.0)
+        xp = namespace(values)
+        if valid is not None or not on_host(values):  # void pixels, and bad ones on an accelerator
+            values = xp.where(xp.isnan(values), 0.0, values)
+        values = values.clip(0.0, 1.0)
         scores += score_sums(values, labels, self.softmax, valid)
         self._store(values, labels, valid)
-        counting = kernels(device) if self.num_classes == 1 else None
+        counting = kernels_for(values) if self.num_classes == 1 else None
         if counting is not None and zones is None:
             tables = counting.small_tables(values[:, 0], labels[:, 0], valid, self.bins)
             table += tables[:, 0]
             self._add("classes", tables[:, 1:].sum(0))
             return
         confidence, correct = top_label(values, labels, self.softmax)
-        confidence, correct = confidence.flatten(1), correct.flatten(1)
-        keep = None if valid is None else valid.repeat(1, confidence.shape[1] // pixels)
-        image = torch.arange(group, device=device)[:, None]
+        confidence, correct = confidence.reshape(group, -1), correct.reshape(group, -1)
+        copies = (1, confidence.shape[1] // pixels)
+        keep = None if valid is None else xp.tile(valid, copies)
+        image = arange(group, values)[:, None]
         bin_ = equal_width_index(confidence, self.bins)
-        table += tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).view_as(table)
+        table += tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).reshape(table.shape)
         if zones is not None:
-            self._count_bands(zones.repeat(1, confidence.shape[1] // pixels), bin_, confidence, correct, keep)
-        classes = torch.zeros(self.tables["classes"].shape, dtype=torch.int64, device=device)
-        for channel, value, outcome in self._channel_outcomes(values, labels):
-            classes[channel] = tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
-        self._add("classes", classes)
+            self._count_bands(xp.tile(zones, copies), bin_, confidence, correct, keep)
+        classes = [
+            tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
+            for value, outcome in self._channel_outcomes(values, labels)
+        ]
+        self._add("classes", xp.stack(classes))
 
-    def add_invalid(self, bad: Tensor) -> None:
+    def add_invalid(self, bad: Array) -> None:
         """Count invalid pixels; if there are any, no result can be computed."""
-        self._add("invalid", bad.sum())
+        bad_pixels = bad.sum()
+        self._add("invalid", np.asarray(bad_pixels) if on_host(bad) else bad_pixels)
 
-    def _count_bands(
-        self, zones: Tensor, bin_: Tensor, confidence: Tensor, correct: Tensor, keep: Tensor | None
-    ) -> None:
+    def _count_bands(self, zones: Array, bin_: Array, confidence: Array, correct: Array, keep: Array | None) -> None:
         """Count the pixels of each boundary band; a pixel of zone 0 lies in every band."""
         size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
-        by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).view(-1, self.bins, 4)
+        by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).reshape(-1, self.bins, 4)
         self._add("bands", by_zone.cumsum(0)[:-1])
 
-    def _channel_outcomes(self, values: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _channel_outcomes(self, values: Array, labels: Array) -> Iterator[tuple[Array, Array]]:
         """Yield each class with its probabilities and whether a pixel is of that class, (B, P) each."""
         if self.num_classes == 1:
-            yield 0, 1.0 - values[:, 0], labels[:, 0] == 0
-            yield 1, values[:, 0], labels[:, 0] == 1
+            yield 1.0 - values[:, 0], labels[:, 0] == 0
+            yield values[:, 0], labels[:, 0] == 1
             return
         for channel in range(self.channels):
             outcome = labels == channel if self.softmax else labels[:, channel] == 1
-            yield channel, values[:, channel], outcome
+            yield values[:, channel], outcome
 
-    def _store(self, values: Tensor, labels: Tensor, valid: Tensor | None) -> None:
+    def _store(self, values: Array, labels: Array, valid: Array | None) -> None:
         """Keep the valid pixels; count them in fine bins once there are too many."""
-        flat = values.transpose(0, 1).flatten(1)
-        outcomes = labels.flatten()[None] if self.softmax else labels.transpose(0, 1).flatten(1)
-        outcomes = outcomes.to(torch.int16)
+        flat = values.swapaxes(0, 1).reshape(self.num_classes, -1)
+        outcomes = labels.reshape(1, -1) if self.softmax else labels.swapaxes(0, 1).reshape(self.num_classes, -1)
+        outcomes = cast(outcomes, "int16")
         if valid is not None:
-            keep = valid.flatten()
+            keep = valid.reshape(-1)
             flat, outcomes = flat[:, keep], outcomes[:, keep]
         self.raw.append((flat, outcomes))
         self._raw_pixels += flat.shape[1]
@@ -235,14 +248,14 @@ class Sketch:
         if self.is_binned or self._raw_pixels > min(EXACT_PIXELS, _MAX_RAW_VALUES // self.num_classes):
             self.bin_pixels()
 
-    def _add_to_fine_bins(self, values: Tensor, outcomes: Tensor) -> None:
+    def _add_to_fine_bins(self, values: Array, outcomes: Array) -> None:
         fine = []
         for channel, value in enumerate(values):
             outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
             fine.append(fine_tally(value, outcome, self._steps))
-        self._add("fine", torch.stack(fine))
+        self._add("fine", namespace(values).stack(fine))
         if self.softmax:
-            confidence, correct = top_label(values[None], outcomes.to(torch.int64), True)
+            confidence, correct = top_label(values[None], cast(outcomes, "int64"), True)
             self._add("fine_top", fine_tally(confidence[0], correct[0], STEPS_SIGMOID))
 
     def add_levels(self, counts: Ints) -> None:
@@ -256,20 +269,19 @@ class Sketch:
             raise ValueError("integer maps are binary; pass float probabilities for several classes")
         total = add_pixels(self._pixels, total_count(counts))
         stride = MAX_LEVEL // (counts.shape[2] - 1)
-        self.tables["levels"] = self.tables["levels"].cpu()
         # Without zones, every pixel counts as outside the bands.
-        self.tables["levels"][-len(counts) :, :, ::stride] += torch.from_numpy(counts)
+        self._tables["levels"][-len(counts) :, :, ::stride] += counts
         self._pixels = total
 
     def add_rows(self, rows: Floats) -> None:
         """Add per-image rows, such as those of ``levels.level_rows``."""
-        self.rows.append(torch.from_numpy(rows))
+        self.rows.append(rows)
 
     def carry(self) -> None:
         """Take the whole numbers out of the limbs of every sum, which then stay far from the end of int64."""
-        for name in _SUM_TABLES:
-            if name in self.tables:
-                self.tables[name], whole = carry(self.tables[name])
+        for tables in (self._tables, self._on_device):
+            for name in set(_SUM_TABLES) & tables.keys():
+                tables[name], whole = carry(tables[name])
                 self._add(f"{name}_whole", whole)
         self._uncarried = 0
 
@@ -281,7 +293,7 @@ class Sketch:
     def bin_pixels(self) -> None:
         """Replace the kept pixels by fine bins, whatever their number."""
         for flat, outcomes in self.raw:
-            chunk = _CHUNK if flat.device.type == "cpu" else _CUDA_CHUNK
+            chunk = _CHUNK if on_host(flat) else _DEVICE_CHUNK
             for first in range(0, flat.shape[1], chunk):
                 part = slice(first, first + chunk)
                 self._add_to_fine_bins(flat[:, part], outcomes[:, part])
@@ -290,12 +302,15 @@ class Sketch:
     @property
     def is_binned(self) -> bool:
         """Whether pixels of float maps are counted in fine bins."""
-        return "fine" in self.tables
+        return "fine" in self._tables or "fine" in self._on_device
 
-    def _add(self, name: str, table: Tensor) -> None:
-        """Add to a table, on the device of the newest data."""
-        old = self.tables.get(name)
-        self.tables[name] = table if old is None else old.to(table.device) + table
+    def _add(self, name: str, table: Array) -> None:
+        """Add to a table in memory, or to its part on an accelerator."""
+        tables: dict[str, Array] = self._tables if on_host(table) else self._on_device
+        old = tables.get(name)
+        if old is not None:
+            table = np.asarray(old + table) if on_host(table) else old.to(table.device) + table
+        tables[name] = table
 
     # ------------------------------------------------------------------ combining
 
@@ -305,8 +320,8 @@ class Sketch:
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(f"cannot merge: {name} is {getattr(self, name)} here and {getattr(other, name)} there")
         self._pixels = add_pixels(self._pixels, other._pixels)
-        for name, table in list(other.tables.items()):
-            self._add(name, table.clone())
+        for name, table in [*other._tables.items(), *other._on_device.items()]:
+            self._add(name, table)
         self._carry_if_large(other._uncarried)
         self.rows.extend(other.rows)
         self.raw += other.raw
@@ -317,38 +332,39 @@ class Sketch:
         """Return a sketch with the same counts."""
         new = copy.copy(self)
         # Other tables are replaced when they change.
-        new.tables = {**self.tables, "levels": self.tables["levels"].clone()}
+        new._tables = {**self._tables, "levels": self._tables["levels"].copy()}
+        new._on_device = dict(self._on_device)
         new.rows, new.raw = self.rows.copy(), list(self.raw)
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as CPU tensors and plain numbers."""
-        state: dict[str, Any] = {name: table.cpu().clone() for name, table in self.tables.items()}
-        state["rows"] = torch.from_numpy(self.image_rows())
+        """Return the whole state as NumPy arrays and plain numbers."""
+        state: dict[str, Any] = {name: table.copy() for name, table in self.tables.items()}
+        state["rows"] = self.image_rows()
         if self.raw:
-            state["raw_values"] = torch.cat([v.cpu() for v, _ in self.raw], 1)
-            state["raw_outcomes"] = torch.cat([o.cpu() for _, o in self.raw], 1)
+            state["raw_values"] = np.concatenate([to_host(v) for v, _ in self.raw], 1)
+            state["raw_outcomes"] = np.concatenate([to_host(o) for _, o in self.raw], 1)
         state["raw_pixels"] = self._raw_pixels
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the state by the ``state_dict`` of a sketch with the same settings."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the state by the ``state_dict`` of a sketch with the same settings, in arrays or tensors."""
+        arrays = {name: to_host(value) for name, value in state.items() if name != "raw_pixels"}
         for name in ("top", "classes"):
-            if state[name].shape != self.tables[name].shape:
-                raise ValueError(
-                    f"state of shape {tuple(state[name].shape)} for {name}; expected {tuple(self.tables[name].shape)}"
-                )
-        not_tables = ("rows", "raw_values", "raw_outcomes", "raw_pixels")
-        tables = {name: value.clone() for name, value in state.items() if name not in not_tables}
+            own, given = self._tables[name].shape, tuple(arrays[name].shape)
+            if own != given:
+                raise ValueError(f"state of shape {given} for {name}; expected {own}")
+        rows, *raw = (arrays.pop(name, None) for name in ("rows", "raw_values", "raw_outcomes"))
+        tables = {name: table.copy() for name, table in arrays.items()}
         for name, table in tables.items():
-            if bool((table < 0).any()):
+            if (table < 0).any():
                 raise ValueError(f"state with negative numbers in {name}; expected counts that did not overflow")
         self._pixels = add_pixels(total_count(tables["top"][:, :2]), total_count(tables["levels"]))
-        self.tables, self._uncarried = tables, 0
+        self._tables, self._on_device, self._uncarried = tables, {}, 0
         self._carry_if_large(self._pixels)
         self.rows = RowTable(len(ROW_SCALARS) + self.bins)
-        self.rows.append(state["rows"])
-        self.raw = [(state["raw_values"], state["raw_outcomes"])] if "raw_values" in state else []
+        self.rows.append(rows)
+        self.raw = [(raw[0], raw[1])] if raw[0] is not None else []
         self._raw_pixels = int(state["raw_pixels"])
 
     def to_bytes(self) -> bytes:
@@ -373,17 +389,17 @@ class Sketch:
         """Return pixels, sum of values and pixels with outcome 1 of every bin of a table, from float maps alone."""
         table, whole = self._carried(name)
         pixels, hits, sums = table[..., 0] + table[..., 1], table[..., 1], limbs_to_float(table[..., 2:])
-        return pixels.numpy(), (sums + whole).numpy(), hits.numpy()
+        return pixels, sums + whole, hits
 
-    def _carried(self, name: str) -> tuple[Tensor, Tensor]:
+    def _carried(self, name: str) -> tuple[Ints, Ints]:
         """Return a table and its whole numbers, the same however often and when they were carried before."""
-        table, whole = carry(self.tables[name].cpu())
+        table, whole = carry(self.tables[name])
         more = self.tables.get(f"{name}_whole")
-        return table, whole if more is None else whole + more.cpu()
+        return table, whole if more is None else whole + more
 
     def level_counts(self, zone: int | None = None) -> Ints:
         """Return the histogram (2, 65536) of the integer maps by mask value and level, for one zone or for all."""
-        levels: Ints = self.tables["levels"].cpu().numpy()
+        levels = self._tables["levels"]
         return np.asarray(levels.sum(axis=0) if zone is None else levels[zone])
 
     def class_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
@@ -404,9 +420,9 @@ class Sketch:
         parts: list[tuple[Floats, Ints, Ints]] = []
         for flat, outcomes in self.raw:
             hit = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
-            value = flat[channel].cpu().numpy()
-            parts.append((value, np.ones(len(value), np.int64), hit.cpu().numpy().astype(np.int64)))
-        if "fine" in self.tables:
+            value = to_host(flat[channel])
+            parts.append((value, np.ones(len(value), np.int64), to_host(hit).astype(np.int64)))
+        if self.is_binned:
             table, whole = self._carried("fine")
             parts.append(fine_atoms(table[channel], whole[channel]))
         return concatenate_atoms(parts)
@@ -424,25 +440,25 @@ class Sketch:
             return concatenate_atoms(parts)
         parts = []
         for flat, outcomes in self.raw:
-            confidence, correct = top_label(flat[None], outcomes.to(torch.int64), True)
-            value = confidence[0].cpu().numpy()
-            parts.append((value, np.ones(len(value), np.int64), correct[0].cpu().numpy().astype(np.int64)))
-        if "fine_top" in self.tables:
+            confidence, correct = top_label(flat[None], cast(outcomes, "int64"), True)
+            value = to_host(confidence[0])
+            parts.append((value, np.ones(len(value), np.int64), to_host(correct[0]).astype(np.int64)))
+        if self.is_binned:
             parts.append(fine_atoms(*self._carried("fine_top")))
         return concatenate_atoms(parts)
 
 
-def top_label(values: Tensor, labels: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+def top_label(values: Array, labels: Array, softmax: bool) -> tuple[Array, Array]:
     """Return the confidence of the winning class and whether it is right.
 
     A foreground probability of exactly 0.5 predicts background; tied classes go to the first.
     """
     if softmax:
-        winner = values.argmax(dim=1)
-        return values.gather(1, winner[:, None])[:, 0], winner == labels
-    return torch.maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
+        winner = values.argmax(1)
+        return take(values, winner), winner == labels
+    return namespace(values).maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
 
 
-def equal_width_index(value: Tensor, bins: int) -> Tensor:
+def equal_width_index(value: Array, bins: int) -> Array:
     """Return the equal-width bin [l, u) of every value in [0, 1]; 1.0 lies in the last."""
-    return (value * bins).to(torch.int64).clamp_(max=bins - 1)
+    return cast(value * bins, "int64").clip(None, bins - 1)

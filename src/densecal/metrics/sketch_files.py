@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from densecal.io.containers import EACH, Container, pack
@@ -48,7 +47,7 @@ def pack_sketch(sketch: Sketch, arrays: dict[str, Array]) -> dict[str, Any]:
     raw_pixels = state.pop("raw_pixels")
     for name, value in state.items():
         each = name in ("rows", "raw_values", "raw_outcomes")
-        arrays[f"{EACH if each else 'sketch/'}{name}"] = value.numpy()
+        arrays[f"{EACH if each else 'sketch/'}{name}"] = value
     return {
         "bins": sketch.bins,
         "num_classes": sketch.num_classes,
@@ -80,7 +79,7 @@ def unpack_sketch(container: Container) -> tuple[dict[str, Any], dict[str, Any]]
     problem = problem or _problem_of_rows(state["rows"])
     if problem is not None:
         raise container.error(problem, "counts that pixels can have")
-    return settings, {name: torch.from_numpy(value) for name, value in state.items()} | {"raw_pixels": raw_pixels}
+    return settings, state | {"raw_pixels": raw_pixels}
 
 
 def _settings(container: Container) -> tuple[dict[str, Any], int]:
