@@ -1,8 +1,12 @@
-"""Write the tables and plots of docs/results.md and README.md: `python docs/tools/make_results.py`.
+"""Write the tables and plots of the pages with results: `python docs/tools/make_results.py`.
 
 They are made from docs/results/NAME.jsonl, one packed benchmark each. A benchmark that was run in docs/results/NAME is
 packed first. `--unpack NAME` lays a packed one out there, so that the cells that are missing can be run. A table stands
 between `<!-- made: NAME -->` and `<!-- end -->`; everything else of a page is written by hand.
+
+`--keep OUT` first adds the cells that `densecal reproduce --out OUT` has finished to docs/results/paper-*.jsonl.
+`--lay-out OUT --scale SCALE --data DATA` puts the kept cells into OUT, where `densecal reproduce ITEM --scale SCALE
+--data DATA --out OUT` then runs the others alone.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import itertools
 import json
 import re
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +33,16 @@ from densecal.benchmark.summary import Summary, results, summarise
 from densecal.io.atomic import round_floats
 from densecal.report.benchmark_figures import convergence_figure, sweep_figure
 from densecal.report.figures import CYCLE, GREY
+from densecal.reproduce.items import Scale, load_settings
+from densecal.reproduce.kept import file_of, keep, labels_of, lay_out
+from densecal.reproduce.runner import Workplace
+
+sys.path.insert(0, str(Path(__file__).parent))
+import paper_results
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS / "results"
-PAGES = [DOCS / "results.md", DOCS.parent / "README.md"]
+PAGES = [DOCS / "results.md", DOCS / "results-appendix.md", DOCS / "paper.md", DOCS.parent / "README.md"]
 BLOCK = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TEMPERATURE = "temperature"
 RECOMMENDED = "| bce + informationless + ema + temperature "
@@ -223,6 +234,7 @@ def blocks() -> dict[str, str]:
         "camvid-long": with_head(CAMVID, table(rows_of("camvid-long"), CAMVID)),
         "camvid-small": with_head(CAMVID, table(rows_of("camvid-small"), CAMVID)),
         "duts-more": with_head(DUTS, table(rows_of("duts-more"), DUTS)),
+        **paper_results.blocks(),
     }
 
 
@@ -306,6 +318,23 @@ def save(figure: Figure, name: str, dpi: int) -> None:
     palette.save(DOCS / "images" / f"{name}.png", optimize=True)
 
 
+def keep_cells(out: Path) -> None:
+    """Add the cells that `densecal reproduce` has finished to the kept ones."""
+    for scale in paper_results.SCALES:
+        for folder in sorted((out / scale / "runs").glob("*")):
+            keep(folder, file_of(folder.name, scale, RESULTS))
+
+
+def lay_out_cells(out: Path, scale: Scale, data: Path) -> None:
+    """Put the kept cells of a scale where `densecal reproduce` looks for them."""
+    work = Workplace(scale, data.absolute(), out.absolute() / scale)
+    for file in sorted(RESULTS.glob(f"paper-{scale}-*.jsonl")):
+        name = file.stem.removeprefix(f"paper-{scale}-")
+        matrix = work.matrix(name, labels_of(load_settings(name)))
+        if matrix is not None:
+            print(name, *lay_out(file, matrix, work.root / "runs" / name), sep="\n  ")
+
+
 def main() -> None:
     """Pack what was run, and write the pages and the plots."""
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
@@ -316,13 +345,23 @@ def main() -> None:
     save(trajectory(), "closed-loop", dpi=100)
     for name, figure in study_figures().items():
         save(figure, name, dpi=150)
+    for name, figure in paper_results.figures().items():
+        save(figure, name, dpi=90)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unpack", metavar="NAME", help="lay out docs/results/NAME.jsonl as a folder, and do no more")
-    name = parser.parse_args().unpack
-    if name:
-        unpack(RESULTS / f"{name}.jsonl", RESULTS / name)
+    parser.add_argument("--keep", metavar="OUT", type=Path, help="first keep the cells of densecal reproduce --out OUT")
+    parser.add_argument("--lay-out", metavar="OUT", type=Path, help="put the kept cells into OUT, and do no more")
+    parser.add_argument("--scale", type=Scale, default=Scale.cpu, help="the scale of --lay-out")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of data sets of --lay-out")
+    options = parser.parse_args()
+    if options.unpack:
+        unpack(RESULTS / f"{options.unpack}.jsonl", RESULTS / options.unpack)
+    elif options.lay_out:
+        lay_out_cells(options.lay_out, options.scale, options.data)
     else:
+        if options.keep:
+            keep_cells(options.keep)
         main()

@@ -113,7 +113,7 @@ RECOMMENDED = "bce + informationless + ema"
 
 
 def test_sod_is_what_was_measured():
-    """The row of docs/results.md that is recommended, and its calibrator."""
+    """The row of docs/results-appendix.md that is recommended, and its calibrator."""
     folder = Path(__file__).parents[2] / "docs" / "results"
     matrix = yaml.safe_load((folder / "away.yaml").read_text())
     row = next(row for row in matrix["methods"] if isinstance(row, dict) and row["name"] == RECOMMENDED)

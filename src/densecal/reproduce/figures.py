@@ -24,10 +24,15 @@ _RULE = {"method.eta": "eta", "method.lam": "lam"}
 
 def draw(item: Item, results: Results, folder: Path) -> list[Path]:
     """Draw the figures of an item and return the files; none for a table."""
+    return save_figures(figures_of(item, results), folder, "reproduce")
+
+
+def figures_of(item: Item, results: Results) -> dict[str, Figure]:
+    """Return the figures of an item by name; none for a table."""
     drawn: dict[str, Callable[[Item, Results], dict[str, Figure]]] = {
         "joint": _joint, "curves": _curves, "convergence": _convergence, "entropy": _entropy, "textures": _textures,
     }  # fmt: skip
-    return save_figures(drawn[item.kind](item, results), folder, "reproduce") if item.kind in drawn else []
+    return drawn[item.kind](item, results) if item.kind in drawn else {}
 
 
 def _joint(item: Item, results: Results) -> dict[str, Figure]:
@@ -35,7 +40,7 @@ def _joint(item: Item, results: Results) -> dict[str, Figure]:
     figures = {}
     for dataset in results.data:
         records = [results.record(title, source, dataset) for title, source in item.sources().items()]
-        present = [record for record in records if record is not None]
+        present = [record for record in records if record is not None and record.joint.counts]
         if present:
             figures[f"joint-{file_name(dataset)}"] = joint_figure(present)
             figures[f"joint-bins-{file_name(dataset)}"] = joint_bins_figure(present)
@@ -44,7 +49,7 @@ def _joint(item: Item, results: Results) -> dict[str, Figure]:
 
 def _curves(item: Item, results: Results) -> dict[str, Figure]:
     (summary,) = results.summaries.values()
-    summary = _with_defaults(summary, {source.label for source in item.sources().values()})
+    summary = rows_of(summary, item)
     return {
         f"{sweep.method}-{sweep.key}-{bins}-bins": sweep_figure(summary, sweep, bins)
         for sweep in sweeps(summary)
@@ -52,23 +57,28 @@ def _curves(item: Item, results: Results) -> dict[str, Figure]:
     }
 
 
-def _with_defaults(summary: Summary, labels: set[str]) -> Summary:
-    """Add the row with the paper's own eta and lambda, which is not part of a grid, to the curves over both."""
-    rows = list(summary.rows)
-    for row in summary.rows:
-        if row.label in labels and not row.grid and "eta" in row.method:
-            rows += [replace(row, grid={key: row.method[name]}) for key, name in _RULE.items()]
+def rows_of(summary: Summary, item: Item) -> Summary:
+    """Return the rows of an item, and among the curves its row with the paper's own eta and lambda, part of no grid."""
+    labels = {source.label for source in item.sources().values()}
+    rows = [row for row in summary.rows if row.label in labels]
+    plain = [row for row in rows if not row.grid and "eta" in row.method]
+    rows += [replace(row, grid={key: row.method[name]}) for row in plain for key, name in _RULE.items()]
+    return replace(summary, rows=rows)
+
+
+def with_norms(summary: Summary, labels: set[str]) -> Summary:
+    """Return some adaptive rows as if a grid over the normalisation of the gradient had made them."""
+    rows = [
+        replace(row, grid={"method.grad_norm": row.method["grad_norm"]})
+        for row in summary.rows
+        if row.label in labels and "grad_norm" in row.method
+    ]
     return replace(summary, rows=rows)
 
 
 def _convergence(item: Item, results: Results) -> dict[str, Figure]:
     (summary,) = results.summaries.values()
-    rows = [
-        replace(row, grid={"method.grad_norm": row.method["grad_norm"]})
-        for row in summary.rows
-        if "grad_norm" in row.method
-    ]
-    paths = convergence(replace(summary, rows=rows))
+    paths = convergence(with_norms(summary, {source.label for source in item.sources().values()}))
     return {"convergence": convergence_figure(paths)} if paths else {}
 
 

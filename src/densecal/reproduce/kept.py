@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from densecal.benchmark.summary import Summary, summarise
 from densecal.io.atomic import write_json
 from densecal.io.documents import read_json
 from densecal.reproduce.datasets import Found
-from densecal.reproduce.items import MatrixSettings, Scale, load_settings, point_label
+from densecal.reproduce.items import Item, MatrixSettings, Scale, load_settings, point_label
+from densecal.reproduce.results import Results
 from densecal.reproduce.scaled import PLACES, scaled_matrix
 
 _WEIGHTS = "model.weights="
@@ -41,6 +43,7 @@ def portable(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "overrides": _portable(result["overrides"]), "device": device}
 
 
+@cache
 def read_kept(name: str, scale: Scale, file: Path) -> Summary:
     """Return what a file holds of a matrix, as a benchmark that was read from its folder.
 
@@ -59,6 +62,30 @@ def read_kept(name: str, scale: Scale, file: Path) -> Summary:
         weights = _weights(results) - set(matrix.overrides)
         matrix = matrix.model_copy(update={"overrides": [*matrix.overrides, *sorted(weights)]})
         return summarise(matrix, Path(folder), "")
+
+
+def file_of(name: str, scale: Scale, folder: Path) -> Path:
+    """Return where the cells of a matrix are kept."""
+    return folder / f"paper-{scale}-{name}.jsonl"
+
+
+def read_results(item: Item, scale: Scale, folder: Path) -> Results:
+    """Return what is kept of an item, for its tables.
+
+    Args:
+        item: The item.
+        scale: The scale that its cells were run at.
+        folder: Folder of the files.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    results = Results(folder)
+    for name in dict.fromkeys(source.matrix for source in item.sources().values() if not source.is_published):
+        file = file_of(name, scale, folder)
+        if file.is_file():
+            results.summaries[name] = read_kept(name, scale, file)
+    return results
 
 
 def lay_out(file: Path, matrix: Matrix, folder: Path) -> list[str]:
@@ -113,9 +140,13 @@ def _weights(results: list[dict[str, Any]]) -> set[str]:
 
 def _matrix(settings: MatrixSettings, scale: Scale) -> Matrix:
     """Return all rows of a matrix on data that need not be there."""
-    labels = {label for entry in settings.methods for label in _labels(entry)}
     tests = {dataset: Found(dataset) for dataset in settings.tests}
-    return scaled_matrix(settings, scale, labels, Found(settings.train), tests)
+    return scaled_matrix(settings, scale, labels_of(settings), Found(settings.train), tests)
+
+
+def labels_of(settings: MatrixSettings) -> set[str]:
+    """Return all rows of a matrix."""
+    return {label for entry in settings.methods for label in _labels(entry)}
 
 
 def _labels(entry: MethodEntry) -> list[str]:

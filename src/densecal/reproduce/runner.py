@@ -11,26 +11,23 @@ from densecal.benchmark.plan import Plan
 from densecal.benchmark.summary import summarise
 from densecal.benchmark.workers import Watch, run_benchmark
 from densecal.errors import InputError
-from densecal.evaluation.record import VALIDATION
 from densecal.io.atomic import write_text
 from densecal.io.outputs import check_outputs
 from densecal.reproduce import datasets
-from densecal.reproduce.comparison import FIGURES, Comparison, Heading, Value, csv_text, latex_text, markdown_text
+from densecal.reproduce.agreement import agreement
+from densecal.reproduce.comparison import Comparison, csv_text, latex_text, markdown_text
 from densecal.reproduce.datasets import Found
 from densecal.reproduce.figures import draw
 from densecal.reproduce.items import MAPS, Item, Scale, find_item, load_scale, load_settings
-from densecal.reproduce.paper import paper_numbers
 from densecal.reproduce.published import evaluate_maps, missing_maps
 from densecal.reproduce.results import Results
 from densecal.reproduce.scaled import describe_config, scaled_matrix, weights_file
 from densecal.reproduce.smoke_data import write_data
-from densecal.reproduce.studies import range_comparisons
+from densecal.reproduce.tables import item_tables
 from densecal.runtime.cores import cores
 
 _MOST_JOBS = 4
 _TABLES = ("table.md", "table.tex", "table.csv")
-_UNEVALUATED = ("hours", "images_per_second")
-"""Figures that belong to a training, not to a data set."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,10 @@ def reproduce(
     work.check(name, item)
     results = work.run(item, watch)
     missing = work.missing(item, results)
-    comparisons = range_comparisons(name, item, results) if item.kind == "ranges" else [_compare(name, item, results)]
+    comparisons = item_tables(name, item, results)
+    agreed = "" if scale is Scale.smoke else agreement(item, results, comparisons)
     head = [f"scale {scale}: {work.describe()}", *results.settings]
-    notes = [note for note in (item.note, *missing) if note]
+    notes = [note for note in (item.note, agreed and f"agreement: {agreed}", *missing) if note]
     comparisons = [Comparison(c.title, [*head, *c.head], c.columns, c.rows, notes) for c in comparisons]
     made_by = f"\nMade by `{_command(name, scale, data, out)}`.\n"
     contents = (f"<!-- densecal reproduce -->\n{markdown_text(comparisons)}{made_by}", latex_text(comparisons))
@@ -202,31 +200,6 @@ class Workplace:
             f"at most {scale.train} {kind} to train and validate on, {scale.test} of each test set, "
             f"none longer than {scale.side} pixels; published maps on whole sets"
         )
-
-
-def _compare(name: str, item: Item, results: Results) -> Comparison:
-    """Put the paper's numbers beside ours; the last columns are our validation images, which the paper has not."""
-    own = [] if item.kind == "time" else [VALIDATION]
-    columns = [_heading(dataset, key) for dataset in _column_sets(item, own) for key in item.figures]
-    numbers = paper_numbers(name)
-    rows = {}
-    for title, source in item.sources().items():
-        printed = [*numbers.get(title, []), *[None] * len(columns)][: len(columns)]
-        rows[title] = [
-            Value(results.value(source, column), number) for column, number in zip(columns, printed, strict=True)
-        ]
-    return Comparison(item.title, [], columns, rows)
-
-
-def _column_sets(item: Item, own: list[str]) -> list[str]:
-    if set(item.figures) & set(_UNEVALUATED):
-        return [""]
-    return [*item.data, *own]
-
-
-def _heading(dataset: str, key: str) -> Heading:
-    figure, _, bins = key.partition("@")
-    return Heading(dataset, FIGURES[figure], int(bins) if bins else None)
 
 
 def _command(name: str, scale: Scale, data: Path, out: Path) -> str:
