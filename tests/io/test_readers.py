@@ -18,7 +18,7 @@ from densecal.errors import InputError
 from densecal.io.map_files import read_map
 from densecal.io.map_options import MapOptions
 from densecal.io.readers import registry
-from densecal.io.readers.arrays import StoredArray
+from densecal.io.readers.stored import StoredArray
 
 K = 4
 LAYOUTS = {

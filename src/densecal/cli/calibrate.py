@@ -20,7 +20,7 @@ from densecal.cli.common import (
     read_groups,
     tell_unfinished,
 )
-from densecal.cli.map_options import ChannelsLast, Key, Logits, MaxValue, StripSuffix, map_options
+from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
 from densecal.io.map_options import AS_STORED
@@ -50,6 +50,8 @@ def calibrate_fit(
     key: Key = None,
     max_value: MaxValue = None,
     strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
     force: Force = False,
 ) -> None:
@@ -72,7 +74,7 @@ def calibrate_fit(
     from densecal import posthoc
 
     kind = posthoc.find(method, "METHOD")
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
     from densecal.calibrate import folders
     from densecal.calibrate.fit import fit
     from densecal.io.outputs import check_outputs
@@ -120,6 +122,8 @@ def calibrate_apply(
     key: Key = None,
     max_value: MaxValue = None,
     strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
     force: Force = False,
 ) -> None:
     """Write the calibrated maps of a folder of maps.
@@ -132,7 +136,7 @@ def calibrate_apply(
     from densecal.calibrate.folders import apply
 
     loaded = posthoc.load(calibrator)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
     with progress_bar() as report:
         count = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
     print_line(f"{out}: {count:,} maps")
@@ -152,6 +156,8 @@ def risk_control(
     key: Key = None,
     max_value: MaxValue = None,
     strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
     force: Force = False,
 ) -> None:
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
@@ -178,7 +184,7 @@ def risk_control(
     from densecal.io.outputs import check_outputs
     from densecal.io.pairs import pair_files
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
     pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
     check_outputs("risk-control", [(json, "json")], pair_files(pairs), force)
     grouping = read_groups(groups)

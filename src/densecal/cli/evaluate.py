@@ -21,7 +21,7 @@ from densecal.cli.common import (
     progress_bar,
     read_groups,
 )
-from densecal.cli.map_options import ChannelsLast, Key, Logits, MaxValue, StripSuffix, map_options
+from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.runtime.progress import retitle
@@ -73,6 +73,8 @@ def evaluate(
     key: Key = None,
     max_value: MaxValue = None,
     strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
     ood: Annotated[
         list[Path] | None,
@@ -111,7 +113,7 @@ def evaluate(
     from densecal.runtime.sharding import join_processes
 
     names = _class_names(class_names, classes)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps)
     if partial and any((json, csv, latex, figures, ood)):
         raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")

@@ -10,8 +10,8 @@ from densecal.data.sources import find_files
 from densecal.errors import InputError
 from densecal.io.folders import files_in, folders_in, is_image_name, subfolder_hint
 from densecal.io.map_files import map_suffixes
-from densecal.io.masks import MASK_SUFFIXES
 from densecal.io.pairs import Pair
+from densecal.io.suffixes import MASK_SUFFIXES, stem_of
 from densecal.io.urls import exists, is_folder
 
 _MASKS = "a folder of masks, a data set, or a list of lines IMAGE MASK"
@@ -131,7 +131,7 @@ def dataset_name(masks: Path) -> str:
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str, strip: tuple[str, ...] = ()) -> dict[str, Path]:
     check_folder(folder, f"a folder of {what}s")
-    paths = _unique(((_strip(path.stem, strip), path) for path in files_in(folder, suffixes)), what)
+    paths = _unique(((_strip(stem_of(path), strip), path) for path in files_in(folder, suffixes)), what)
     if not paths:
         raise InputError(folder, f"no {what}{subfolder_hint(folder)}", f"files ending in {' '.join(suffixes)}")
     return paths

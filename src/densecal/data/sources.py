@@ -18,8 +18,9 @@ from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, urls
 from densecal.io.archives import Archive
 from densecal.io.folders import image_files, is_image_name, is_mask_name, subfolder_hint, subfolders
-from densecal.io.images import IMAGE_SUFFIXES, read_image
+from densecal.io.images import read_image
 from densecal.io.masks import read_mask
+from densecal.io.suffixes import IMAGE_SUFFIXES
 
 MAX_MEMBER_BYTES = 1 << 28
 """Larger zip members are refused before they are unpacked."""

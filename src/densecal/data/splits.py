@@ -10,7 +10,7 @@ from densecal.data.published_lists import LISTS, published_list
 from densecal.errors import InputError
 from densecal.io.documents import read_lines
 from densecal.io.groups import Groups
-from densecal.io.images import IMAGE_SUFFIXES
+from densecal.io.suffixes import IMAGE_SUFFIXES
 
 
 def split(

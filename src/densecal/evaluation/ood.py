@@ -12,6 +12,7 @@ from densecal.evaluation.folders import Evaluation, score_all, skipped_file
 from densecal.evaluation.record import OutOfDistribution, Record, TwoHistograms
 from densecal.evaluation.worker import Settings
 from densecal.io.map_files import map_suffixes
+from densecal.io.suffixes import suffix_of
 from densecal.io.urls import entries, is_folder
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
@@ -74,7 +75,7 @@ def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[
         dataset = folder.resolve().name
         if dataset in by_dataset:
             raise InputError(folder, f"a second --ood folder called {dataset}", "folders with names of their own")
-        if len(methods) == 1 and any(path.suffix.lower() in map_suffixes() for path, _ in entries(folder)):
+        if len(methods) == 1 and any(suffix_of(path) in map_suffixes() for path, _ in entries(folder)):
             by_dataset[dataset] = {methods[0]: folder}
             continue
         by_dataset[dataset] = {method: folder / method for method in methods}

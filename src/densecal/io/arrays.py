@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +16,8 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.io.archives import Archive
 from densecal.io.images import first_line
+from densecal.io.spool import Readable, spooled
 from densecal.io.urls import open_bytes
-
-ARRAY_SUFFIXES = (".npy", ".npz")
 
 _MAX_NPY_HEADER = 1 << 14
 """numpy refuses headers of more than 10,000 characters, but only after it has read them."""
@@ -28,34 +31,79 @@ _NAMED = 5
 Array = NDArray[Any]
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+@dataclass(frozen=True)
+class NpyHeader:
+    """What the header of a .npy file says.
+
+    Attributes:
+        size: Bytes of the header, after which the values follow.
+        dtype: Type of the values.
+        shape: Lengths.
+        fortran: Whether the first axis is the first to change.
+    """
+
+    size: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+
+    @property
+    def end(self) -> int:
+        """Bytes up to the last value."""
+        return self.size + math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_array(path: Path, name: str, max_values: int, key: str | None = None) -> Array:
-    """Read a .npy file, or an array of a .npz file, without unpickling or trusting the size in its header.
+@contextmanager
+def open_numbers(path: Path, name: str, max_values: int, key: str | None) -> Iterator[tuple[BinaryIO, NpyHeader]]:
+    """Open a .npy file, or an array of a .npz file, without unpickling or trusting the size in its header.
 
     Args:
         path: The file.
         name: What errors call the file.
         max_values: Refuse larger arrays.
         key: Name of the array in a .npz file; its only array unless given.
+
+    Yields:
+        A stream of the whole .npy content, and its header. A compressed array is decompressed into memory, or into a
+        temporary file if it is long.
     """
     try:
         if path.suffix.lower() == ".npy":
             with open_bytes(path) as stream:
-                return _read_npy(stream, name, max_values)
+                header = _read_header(_read_at_most(_MAX_NPY_HEADER, stream), name, max_values)
+                _check_length(stream, name, header)
+                yield stream, header
+            return
         with Archive(path, "a .npz array") as archive:
             members = [info for info in archive.members if info.filename.endswith(".npy")]
-            member = _choose([info.filename.removesuffix(".npy") for info in members], name, key)
+            member = members[_choose([info.filename.removesuffix(".npy") for info in members], name, key)]
             limit = max_values * _MAX_ITEM_BYTES + _MAX_NPY_HEADER
-            return _read_npy(archive.open(members[member], name, limit), name, max_values)
+            content = archive.open(member, name, limit)
+            start = _read_at_most(_MAX_NPY_HEADER, content)
+            header = _read_header(start, name, max_values)
+            with spooled(_Joined(start, content), header.end) as stream:
+                _check_length(stream, name, header)
+                yield stream, header
     except FileNotFoundError:
         raise InputError(name, "no such file", "a readable array") from None
     except InputError:
         raise
     except Exception as error:  # numpy's header parser and the decompressors raise errors of every kind
         raise InputError(name, f"unreadable ({first_line(error)})", "a .npy or .npz array") from None
+
+
+class _Joined:
+    """What was read of a stream already, and the rest."""
+
+    def __init__(self, start: bytearray, rest: Readable) -> None:
+        self._start, self._rest = start, rest
+
+    def read(self, size: int, /) -> bytes:
+        if not self._start:
+            return self._rest.read(size)
+        piece = bytes(self._start[:size])
+        del self._start[:size]
+        return piece
 
 
 def _choose(names: list[str], name: str, key: str | None) -> int:
@@ -72,9 +120,9 @@ def _choose(names: list[str], name: str, key: str | None) -> int:
     return names.index(key)
 
 
-def _read_npy(stream: _Readable, name: str, max_values: int) -> Array:
-    # numpy would allocate as many bytes as the header claims
-    start = io.BytesIO(_read_at_most(_MAX_NPY_HEADER, stream))
+def _read_header(content: bytearray, name: str, max_values: int) -> NpyHeader:
+    """Return the header at the start of a .npy file."""
+    start = io.BytesIO(content)
     version = np.lib.format.read_magic(start)  # type: ignore[no-untyped-call]
     read_header = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -92,22 +140,23 @@ def _read_npy(stream: _Readable, name: str, max_values: int) -> Array:
         raise InputError(name, f"values of type {dtype}", "plain numbers")
     if min(shape, default=0) < 0:
         raise InputError(name, f"an array of shape {shape}", "lengths of at least 0")
-    count = 1
-    for length in shape:
-        count *= length
+    count = math.prod(shape)
     if count > max_values:
         raise InputError(name, f"{count:,} values", f"at most {max_values:,} (raise the limit with --max-pixels)")
-    data = _read_at_most(count * dtype.itemsize, start, stream)
-    if len(data) != count * dtype.itemsize:
-        raise InputError(name, f"a file cut short at {len(data):,} bytes", f"{count * dtype.itemsize:,} bytes of data")
-    array = np.frombuffer(data, dtype=dtype)
-    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    return NpyHeader(start.tell(), dtype, shape, fortran)
 
 
-def _read_at_most(size: int, *streams: _Readable) -> bytearray:
-    """Read streams one after the other, in pieces, so that a file that only claims a gigabyte costs no memory."""
+def _check_length(stream: BinaryIO, name: str, header: NpyHeader) -> None:
+    """Refuse a file that is shorter than its header claims, for which memory would be reserved."""
+    length = stream.seek(0, io.SEEK_END) - header.size
+    if length < header.end - header.size:
+        expected = f"{header.end - header.size:,} bytes of data"
+        raise InputError(name, f"a file cut short at {length:,} bytes", expected)
+
+
+def _read_at_most(size: int, stream: Readable) -> bytearray:
+    """Read the start of a stream."""
     data = bytearray()
-    for stream in streams:
-        while len(data) < size and (piece := stream.read(min(size - len(data), 1 << 24))):
-            data += piece
+    while len(data) < size and (piece := stream.read(size - len(data))):
+        data += piece
     return data

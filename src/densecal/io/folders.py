@@ -8,8 +8,7 @@ from pathlib import Path
 
 from densecal.errors import InputError
 from densecal.io import urls
-from densecal.io.arrays import ARRAY_SUFFIXES
-from densecal.io.images import IMAGE_SUFFIXES
+from densecal.io.suffixes import ARRAY_SUFFIXES, FOLDER_SUFFIXES, IMAGE_SUFFIXES, suffix_of
 
 
 def is_image_name(name: str) -> bool:
@@ -18,7 +17,7 @@ def is_image_name(name: str) -> bool:
 
 
 def is_mask_name(name: str) -> bool:
-    """Return whether a name has the suffix of a mask, which may also be an array."""
+    """Return whether a name has the suffix of a mask, of training data, which may also be an array."""
     return name.lower().endswith(IMAGE_SUFFIXES + ARRAY_SUFFIXES) and not name.startswith(".")
 
 
@@ -58,13 +57,20 @@ def subfolder_hint(folder: Path) -> str:
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """List the files of a folder that have one of the suffixes."""
-    return [path for path in _visible_entries(folder, folders=False) if path.suffix.lower() in suffixes]
+    """List the files of a folder that have one of the suffixes, and folders that are read as one file."""
+    found = _visible_entries(folder, folders=False)
+    if set(FOLDER_SUFFIXES) & set(suffixes):
+        found = sorted(found + [path for path in _visible_entries(folder, folders=True) if _is_file_like(path)])
+    return [path for path in found if suffix_of(path) in suffixes]
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """List the folders in a folder."""
-    return _visible_entries(folder, folders=True)
+    """List the folders in a folder, without those that are read as one file."""
+    return [path for path in _visible_entries(folder, folders=True) if not _is_file_like(path)]
+
+
+def _is_file_like(folder: Path) -> bool:
+    return suffix_of(folder) in FOLDER_SUFFIXES
 
 
 def _visible_entries(folder: Path, folders: bool) -> list[Path]:

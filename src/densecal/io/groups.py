@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from densecal.errors import InputError
-from densecal.io.arrays import ARRAY_SUFFIXES
 from densecal.io.documents import read_lines
-from densecal.io.images import IMAGE_SUFFIXES
+from densecal.io.suffixes import MASK_SUFFIXES, stem_of
 
 _FILE_SUFFIXES = (".csv", ".tsv", ".txt")
 
@@ -75,7 +74,7 @@ def _read_groups(path: Path) -> dict[str, str]:
             continue
         if not (name and group):
             raise InputError(path, f"the line {line!r}", expected)
-        stem = name[: -len(Path(name).suffix)] if name.lower().endswith(IMAGE_SUFFIXES + ARRAY_SUFFIXES) else name
+        stem = stem_of(Path(name)) if name.lower().endswith(MASK_SUFFIXES) else name
         if groups.setdefault(stem, group) != group:
             raise InputError(path, f"{stem!r} in the groups {groups[stem]!r} and {group!r}", "one group per name")
     if not groups:

@@ -18,9 +18,8 @@ from densecal.io import MAX_PIXELS
 from densecal.io.atomic import write_atomically
 from densecal.io.image_structure import check_orientation, check_pixels, check_structure
 from densecal.io.regular import check_regular
+from densecal.io.suffixes import IMAGE_SUFFIXES
 from densecal.io.urls import is_remote, open_bytes
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """The formats that Pillow may detect, whatever the suffix. For some others it would start external programs."""

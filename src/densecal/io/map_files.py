@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,14 +12,15 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.arrays import ARRAY_SUFFIXES
 from densecal.io.atomic import write_atomically
-from densecal.io.images import IMAGE_SUFFIXES, alpha_levels, grey_levels, open_image, write_png
+from densecal.io.axes import find_axes
+from densecal.io.geometry import Geometry
+from densecal.io.images import alpha_levels, grey_levels, open_image, write_png
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.map_values import check_values, to_probabilities
 from densecal.io.outputs import NPY_HEADERS, software
-from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader, other_suffixes
+from densecal.io.suffixes import MASK_SUFFIXES
 
 FORMATS = ("png16", "png8", "npy")
 
@@ -33,7 +35,22 @@ Planes = Callable[[NDArray[np.float64]], Mapping[str, Array]]
 
 def map_suffixes() -> tuple[str, ...]:
     """Return the suffixes of maps, those of other packages' readers included."""
-    return IMAGE_SUFFIXES + ARRAY_SUFFIXES + other_suffixes()
+    return MASK_SUFFIXES + other_suffixes()
+
+
+@dataclass(frozen=True)
+class StoredMap:
+    """A prediction map as stored.
+
+    Attributes:
+        values: Logits in float64, or levels and floats that are probabilities, (space) or (K, space).
+        void: (space), where the file says that there is no data; ``None`` if it says so nowhere.
+        geometry: Where the pixels lie, if the format says it.
+    """
+
+    values: Array
+    void: NDArray[np.bool_] | None = None
+    geometry: Geometry | None = None
 
 
 def read_map(
@@ -42,24 +59,46 @@ def read_map(
     """Read a prediction map.
 
     Args:
-        path: An image (8- or 16-bit grey, float TIFF) or a ``.npy``/``.npz`` array.
+        path: An image (8- or 16-bit grey, float TIFF), an array or a volume, in any format with a reader.
         classes: Expected number of classes; ``None`` or 1 for a foreground probability.
         max_pixels: Refuse larger maps.
         options: How the map is stored.
 
     Returns:
-        (H, W) uint8 or uint16 levels, or floats in [0, 1]; (K, H, W) floats for K classes.
+        (H, W) or (D, H, W) uint8 or uint16 levels, or floats in [0, 1]; (K, H, W) or (K, D, H, W) floats for K classes.
     """
-    values = read_values(path, classes, max_pixels, options)
-    return to_probabilities(values) if options.logits else values
+    stored = read_stored_map(path, classes, max_pixels, options)
+    if stored.void is not None:
+        raise InputError(path, "pixels without data", "a value in every pixel")
+    several = classes not in (None, 1)
+    return to_probabilities(stored.values, several) if options.logits else stored.values
 
 
-def read_values(path: Path, classes: int | None, max_pixels: int, options: MapOptions) -> Array:
-    """Read a prediction map as `read_map` does, but return logits as they are, in float64."""
+def read_stored_map(
+    path: Path,
+    classes: int | None,
+    max_pixels: int,
+    options: MapOptions,
+    space: int | None = None,
+) -> StoredMap:
+    """Read a prediction map as `read_map` does, but return logits as they are, in float64.
+
+    Args:
+        path: The file.
+        classes: Expected number of classes.
+        max_pixels: Refuse larger maps.
+        options: How the map is stored.
+        space: Axes of space, 2 or 3, where the mask says it.
+    """
     name = str(path)
+    several = classes not in (None, 1)
+    void, geometry = None, None
     if (reader := find_reader(path)) is not None:
         with reader(path, options.key, max_pixels * max(classes or 1, 1)) as stored:
-            array = _read_stored(stored, name, classes, options)
+            axes = find_axes(stored, name, classes, options, space)
+            array = axes.read(stored)
+            void = axes.read_void(stored)
+            geometry = axes.geometry(stored)
     else:
         with open_image(path, name, max_pixels, "one grey picture, one probability per pixel") as image:
             if alpha_levels(image) is not None:
@@ -67,39 +106,15 @@ def read_values(path: Path, classes: int | None, max_pixels: int, options: MapOp
             array = grey_levels(image, name, "a grey map")
     if array.size == 0:
         raise InputError(name, "no pixels", "at least one pixel")
-    return check_values(array, name, options)
-
-
-def _read_stored(stored: LazyArray, name: str, classes: int | None, options: MapOptions) -> Array:
-    """Check the shape, then read the array and put its classes first."""
-    shape = stored.shape
-    axis = stored.channels
-    if axis is None:
-        axis = 2 if options.channels_last else 0
-    lengths = shape if len(shape) != 3 else (shape[axis], *np.delete(shape, axis).tolist())
-    if len(lengths) == 3 and lengths[0] == 1:
-        lengths = lengths[1:]
-    binary = classes in (None, 1)
-    if len(lengths) != (2 if binary else 3) or (not binary and lengths[0] != classes):
-        what = f"an array of shape {shape}" if stored.channels is None else f"{shape[axis]} bands or pages"
-        raise InputError(name, what, _expected_shape(shape, classes, stored.channels is not None, options))
-    array = stored.read()
-    return (np.moveaxis(array, axis, 0) if array.ndim == 3 else array).reshape(lengths)
-
-
-def _expected_shape(shape: tuple[int, ...], classes: int | None, bands: bool, options: MapOptions) -> str:
-    """Name the shape, and the options that a map of another shape may need."""
-    binary = classes in (None, 1)
-    if bands:
-        return f"one band, or --classes {shape[0]} for one band per class" if binary else f"{classes} bands or pages"
-    expected = "shape (H, W)" if binary else f"shape ({classes}, H, W), one probability per class"
-    if len(shape) != 3:
-        return expected
-    if binary and shape[0] == min(shape):
-        return f"{expected}, or --classes {shape[0]}"
-    if not options.channels_last and shape[2] == (min(shape) if binary else classes):
-        return f"{expected}, or --channels-last" + (f" --classes {shape[2]}" if binary and shape[2] > 1 else "")
-    return expected
+    if void is not None:
+        if not void.any():
+            void = None
+        elif void.all():
+            raise InputError(name, "no pixel with data", "at least one")
+        else:  # the values there mean nothing, and must not be refused as no probabilities
+            array = np.array(array)
+            array[..., void] = array[..., ~void][..., :1]
+    return StoredMap(check_values(array, name, options, several), void, geometry)
 
 
 def write_map(

@@ -18,6 +18,8 @@ class MapOptions:
         key: Name of the array in archives of several.
         max_value: The value that means probability 1; ``None`` for 1 in floats and the highest level of 8 or 16 bits.
         strip_suffix: Ends of file stems that are left out when maps and masks are matched.
+        normalise: Scores of K classes are divided by their sum.
+        axes: Order of the axes of space in arrays of volumes, ``zyx`` or ``xyz``, where the format does not say it.
     """
 
     logits: bool = False
@@ -25,12 +27,18 @@ class MapOptions:
     key: str | None = None
     max_value: float | None = None
     strip_suffix: tuple[str, ...] = ()
+    normalise: bool = False
+    axes: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_value is not None and not (math.isfinite(self.max_value) and self.max_value > 0):
             raise InputError("--max-value", f"{self.max_value:g}", "a number above 0")
         if self.logits and self.max_value is not None:
             raise InputError("--max-value", "--logits as well", "one of them: logits have no highest value")
+        if self.normalise and (self.logits or self.max_value is not None):
+            raise InputError("--normalise", "--logits or --max-value as well", "one of them")
+        if self.axes not in (None, "zyx", "xyz"):
+            raise InputError("--axes", repr(self.axes), "zyx or xyz")
 
 
 AS_STORED = MapOptions()

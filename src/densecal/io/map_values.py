@@ -23,25 +23,28 @@ _SCALES = {256: (1, 100), 65536: (1, 100, 255, 1000, 10_000)}
 Array = NDArray[Any]
 
 
-def check_values(array: Array, name: str, options: MapOptions) -> Array:
+def check_values(array: Array, name: str, options: MapOptions, several: bool) -> Array:
     """Return the values of a map: finite float64 logits, or levels and floats that are probabilities.
 
     Args:
-        array: (H, W), or (K, H, W) for K classes.
+        array: (space), or (K, space) for K classes.
         name: What errors call the file.
         options: What the values mean.
+        several: Whether there are K classes.
     """
     if options.logits:
-        return _check_logits(array, name)
-    if options.max_value is not None:
-        array = _scale(array, name, options.max_value)
-    return _check_probabilities(array, name)
+        return _check_logits(array, name, several)
+    if options.normalise and several:
+        array = _normalise(array, name)
+    elif options.max_value is not None:
+        array = _scale(array, name, options.max_value, several)
+    return _check_probabilities(array, name, several)
 
 
-def to_probabilities(logits: Array) -> NDArray[np.float64]:
-    """Return the sigmoid of logits (H, W), or the softmax of logits (K, H, W) over classes, in float64."""
+def to_probabilities(logits: Array, several: bool) -> NDArray[np.float64]:
+    """Return the sigmoid of logits (space), or the softmax of logits (K, space) over classes, in float64."""
     z = logits.astype(np.float64)
-    if z.ndim == 2:
+    if not several:
         return np.asarray(np.exp(-np.logaddexp(0.0, -z)))
     z -= z.max(axis=0)
     np.exp(z, out=z)
@@ -69,22 +72,22 @@ def check_scale(highest: dict[int, int], where: str | Path, options: MapOptions)
             raise InputError(where, f"no level above {top} in any {bits} map", expected)
 
 
-def _check_logits(array: Array, name: str) -> Array:
+def _check_logits(array: Array, name: str, several: bool) -> Array:
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(name, f"values of type {array.dtype}", "logits, which are floats")
     if not np.isfinite(array).all():
         raise InputError(name, "NaN or infinite values", "finite logits")
     z = array.astype(np.float64)
-    if z.ndim == 3 and z.min() >= 0.0 and _miss_of_one(z) <= 1e-3:
+    if several and z.min() >= 0.0 and _miss_of_one(z) <= 1e-3:
         raise InputError(name, "probabilities, which sum to 1 in every pixel", "logits, or no --logits")
     return z
 
 
-def _scale(array: Array, name: str, max_value: float) -> Array:
+def _scale(array: Array, name: str, max_value: float, several: bool) -> Array:
     """Return values of 0 to ``max_value`` as float64 of 0 to 1; the whole range of 8 or 16 bits stays as it is."""
     native = array.dtype.newbyteorder("=")
     whole_range = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}.get(native)
-    if array.ndim == 2 and whole_range == max_value:
+    if not several and whole_range == max_value:
         return array
     low, high = _finite_range(array, name)
     if low < -_SLACK * max_value or high > (1.0 + _SLACK) * max_value:
@@ -92,9 +95,21 @@ def _scale(array: Array, name: str, max_value: float) -> Array:
     return array.astype(np.float64) / max_value
 
 
-def _check_probabilities(array: Array, name: str) -> Array:
+def _normalise(array: Array, name: str) -> Array:
+    """Divide scores of 0 or more by their sum over classes; where all are 0, all classes are equally likely."""
+    low, _ = _finite_range(array, name)
+    if low < 0.0:
+        raise InputError(name, f"scores down to {low:.9g}", "scores of 0 or more; --logits for logits")
+    scores = array.astype(np.float64)
+    total = scores.sum(axis=0)
+    empty = total == 0.0
+    scores[:, empty], total[empty] = 1.0, len(scores)
+    return np.asarray(scores / total)
+
+
+def _check_probabilities(array: Array, name: str, several: bool) -> Array:
     native = array.dtype.newbyteorder("=")
-    if native in (np.uint8, np.uint16) and array.ndim == 2:
+    if native in (np.uint8, np.uint16) and not several:
         return array.astype(native, copy=False)
     low, high = _finite_range(array, name)
     if not np.issubdtype(array.dtype, np.floating):
@@ -106,8 +121,8 @@ def _check_probabilities(array: Array, name: str) -> Array:
         )
     if low < 0.0 or high > 1.0:
         array = array.clip(0.0, 1.0)
-    if array.ndim == 3 and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
-        expected = "softmax probabilities; --logits for logits"
+    if several and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
+        expected = "softmax probabilities; --logits for logits, --normalise for scores"
         raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", expected)
     return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.arrays import ARRAY_SUFFIXES, read_array
+from densecal.io.axes import find_axes
+from densecal.io.geometry import Frame, Geometry
 from densecal.io.images import (
-    IMAGE_SUFFIXES,
     alpha_levels,
     grey_levels,
     is_coloured,
@@ -22,11 +22,14 @@ from densecal.io.images import (
     open_image,
     stored_levels,
 )
+from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.readers.protocol import LazyArray
+from densecal.io.readers.registry import find_reader
+from densecal.io.readers.tiff import is_geotiff
+from densecal.io.suffixes import IMAGE_SUFFIXES, suffix_of
 
 VOID = 255
 """The label of void pixels in masks of K classes unless another is given."""
-
-MASK_SUFFIXES = IMAGE_SUFFIXES + ARRAY_SUFFIXES
 
 Levels = NDArray[np.uint8]
 
@@ -40,12 +43,37 @@ class ForegroundMask:
         void: bool (H, W), pixels that do not count; ``None`` if all count.
         grey: Whether the mask has levels other than those of foreground, background and void.
         middle: bool (H, W), pixels of level 128, which PySODMetrics calls background; ``None`` if there are none.
+        geometry: Where the pixels lie, if the format says it.
     """
 
     foreground: NDArray[np.bool_]
     void: NDArray[np.bool_] | None = None
     grey: bool = False
     middle: NDArray[np.bool_] | None = None
+    geometry: Geometry | None = None
+
+    @property
+    def frame(self) -> Frame:
+        """The grid of pixels."""
+        return Frame(self.foreground.shape, self.geometry)
+
+
+@dataclass(frozen=True)
+class LabelMask:
+    """A mask of K classes.
+
+    Attributes:
+        labels: Class indices, uint8 (space); void pixels have the label of void.
+        geometry: Where the pixels lie, if the format says it.
+    """
+
+    labels: Levels
+    geometry: Geometry | None = None
+
+    @property
+    def frame(self) -> Frame:
+        """The grid of pixels."""
+        return Frame(self.labels.shape, self.geometry)
 
 
 def foreground_mask(levels: Levels, ignore_index: int | None = None) -> ForegroundMask:
@@ -69,7 +97,11 @@ def foreground_mask(levels: Levels, ignore_index: int | None = None) -> Foregrou
 
 
 def read_foreground(
-    source: Path | BinaryIO, name: str, ignore_index: int | None = None, max_pixels: int = MAX_PIXELS
+    source: Path | BinaryIO,
+    name: str,
+    ignore_index: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    options: MapOptions = AS_STORED,
 ) -> ForegroundMask:
     """Read a mask of foreground and background.
 
@@ -78,10 +110,10 @@ def read_foreground(
         name: What errors call the file.
         ignore_index: The level of void pixels; without it, no pixel is void.
         max_pixels: Refuse larger masks.
+        options: The order of axes, where the format does not say it.
     """
-    if _is_array(source):
-        levels = _array_levels(source, name, max_pixels)
-        return foreground_mask(levels, ignore_index)
+    if _has_reader(source):
+        return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
             return ForegroundMask(one_bit(image))
@@ -91,6 +123,18 @@ def read_foreground(
 def read_labels(
     source: Path | BinaryIO, name: str, classes: int, ignore_index: int | None = VOID, max_pixels: int = MAX_PIXELS
 ) -> Levels:
+    """Return the labels of `read_label_mask`, uint8 (H, W) or (D, H, W)."""
+    return read_label_mask(source, name, classes, ignore_index, max_pixels).labels
+
+
+def read_label_mask(
+    source: Path | BinaryIO,
+    name: str,
+    classes: int,
+    ignore_index: int | None = VOID,
+    max_pixels: int = MAX_PIXELS,
+    options: MapOptions = AS_STORED,
+) -> LabelMask:
     """Read a mask of K classes.
 
     Args:
@@ -99,16 +143,26 @@ def read_labels(
         classes: K.
         ignore_index: The label of void pixels.
         max_pixels: Refuse larger masks.
+        options: The order of axes, where the format does not say it.
 
     Returns:
-        Class indices, uint8 (H, W); palette images give the index.
+        The labels; palette images give the index.
 
     Raises:
         InputError: A label is neither a class nor void.
     """
-    labels = read_mask(source, name, classes, max_pixels)
-    check_labels(labels, name, classes, ignore_index)
-    return labels
+    if _has_reader(source):
+        stored = read_stored_mask(source, name, max_pixels, options)
+        labels = stored.levels
+        if stored.void is not None:
+            if ignore_index is None:
+                raise InputError(name, "pixels without data", "--ignore-index, the label of void pixels")
+            labels = np.where(stored.void, np.uint8(ignore_index), labels)
+        mask = LabelMask(labels, stored.geometry)
+    else:
+        mask = LabelMask(read_mask(source, name, classes, max_pixels))
+    check_labels(mask.labels, name, classes, ignore_index)
+    return mask
 
 
 def check_labels(labels: Levels, name: str, classes: int, ignore_index: int | None) -> None:
@@ -156,31 +210,83 @@ def read_mask(
         a label mask as class indices (palette images give the index).
     """
     several = classes is not None and classes > 1
-    if _is_array(source):
-        levels = _array_levels(source, name, max_pixels)
+    if _has_reader(source):
+        stored = read_stored_mask(source, name, max_pixels)
+        levels = stored.levels
+        if stored.void is not None or levels.ndim != 2:
+            raise InputError(name, f"a mask of shape {levels.shape} or pixels without data", "(height, width)")
     else:
         with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
             levels = _label_indices(image, name) if several else _opaque_mask(image, name)[0]
     return levels * np.uint8(255) if levels.max(initial=0) == 1 and not several else levels
 
 
-def _is_array(source: Path | BinaryIO) -> TypeGuard[Path]:
-    return isinstance(source, Path) and source.suffix.lower() in ARRAY_SUFFIXES
+@dataclass(frozen=True)
+class StoredMask:
+    """Levels or labels in a file that a reader opens.
+
+    Attributes:
+        levels: uint8 (space).
+        void: bool (space), where the file says that there is no data; ``None`` if there is data everywhere.
+        geometry: Where the pixels lie, if the format says it.
+    """
+
+    levels: Levels
+    void: NDArray[np.bool_] | None
+    geometry: Geometry | None
 
 
-def _array_levels(path: Path, name: str, max_pixels: int) -> Levels:
-    """Return the levels or labels of a `.npy` or `.npz` mask: booleans, or whole numbers from 0 to 255."""
-    array = read_array(path, name, max_pixels)
-    if array.ndim == 3 and array.shape[0] == 1:
-        array = array[0]
-    if array.ndim != 2:
-        raise InputError(name, f"a mask of shape {array.shape}", "(height, width)")
+def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions = AS_STORED) -> StoredMask:
+    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255.
+
+    Args:
+        path: The file.
+        name: What errors call it.
+        max_pixels: Refuse larger masks.
+        options: The order of axes, where the format does not say it.
+    """
+    reader = find_reader(path)
+    assert reader is not None
+    with reader(path, None, max_pixels) as stored:
+        space = _axes_of_space(stored)
+        axes = find_axes(stored, name, None, MapOptions(axes=options.axes), space)
+        array, void, geometry = axes.read(stored), axes.read_void(stored), axes.geometry(stored)
     levels = array.astype(np.uint8)
     with np.errstate(invalid="ignore"):
         differs = levels != array
+    if void is not None:
+        differs &= ~void
+        void = void if void.any() else None
+        levels = levels if void is None else np.where(void, np.uint8(0), levels)
     if differs.any():
         raise InputError(name, f"the value {array[differs][0]:g} in a mask", "whole numbers from 0 to 255, or booleans")
-    return levels
+    return StoredMask(levels, void, geometry)
+
+
+def _axes_of_space(stored: LazyArray) -> int:
+    """Return how many axes of space a mask has; one of a single slice is a picture."""
+    lengths = [length for axis, length in enumerate(stored.shape) if axis != stored.channels]
+    return 3 if len(lengths) >= 3 and lengths[-3] > 1 else 2
+
+
+def _has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:
+    """Return whether a reader opens a mask: arrays and volumes, and TIFF files with a place in the world."""
+    if not isinstance(source, Path):
+        return False
+    suffix = suffix_of(source)
+    return is_geotiff(source) if suffix in (".tif", ".tiff") else suffix not in IMAGE_SUFFIXES
+
+
+def _stored_foreground(stored: StoredMask, name: str, ignore_index: int | None) -> ForegroundMask:
+    """Return what the levels of a stored mask mean."""
+    mask = foreground_mask(stored.levels, ignore_index)
+    counted = stored.levels if mask.void is None else stored.levels[~mask.void]
+    if stored.geometry is not None and 1 < (highest := int(counted.max(initial=0))) < 128:
+        expected = f"a mask of foreground, 0 and 1; --classes {highest + 1} for labels of classes"
+        raise InputError(name, f"labels up to {highest}", expected)
+    void = mask.void if stored.void is None else stored.void if mask.void is None else stored.void | mask.void
+    foreground = mask.foreground if stored.void is None else mask.foreground & ~stored.void
+    return ForegroundMask(foreground, void, mask.grey, mask.middle, stored.geometry)
 
 
 def _middle(levels: Levels) -> NDArray[np.bool_] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
-from densecal.io.map_files import read_values
+from densecal.io.axes import check_order
+from densecal.io.geometry import Frame, check_geometry
+from densecal.io.map_files import StoredMap, read_stored_map
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.map_values import to_probabilities
-from densecal.io.masks import VOID, ForegroundMask, read_foreground, read_labels
+from densecal.io.masks import VOID, ForegroundMask, read_foreground, read_label_mask
 
 Array = NDArray[Any]
 
@@ -60,14 +62,18 @@ def read_foreground_pair(
         max_pixels: Refuse larger files.
         options: How the map is stored.
     """
-    values = read_values(pair.prediction, None, max_pixels, options)
     if pair.mask is None:
-        prediction, _ = _at_size(values, values.shape, options)
-        return ForegroundPair(prediction, ForegroundMask(np.zeros(prediction.shape, bool)), False)
-    mask = read_foreground(pair.mask, str(pair.mask), ignore_index, max_pixels)
+        stored = read_stored_map(pair.prediction, None, max_pixels, options)
+        values = to_probabilities(stored.values, False) if options.logits else stored.values
+        return ForegroundPair(values, ForegroundMask(np.zeros(values.shape, bool), stored.void), False)
+    mask = read_foreground(pair.mask, str(pair.mask), ignore_index, max_pixels, options)
     if mask.foreground.size == 0:
         raise InputError(pair.mask, "no pixels", "at least one pixel")
-    prediction, resized = _at_size(values, mask.foreground.shape, options)
+    stored = _read_map(pair, None, max_pixels, options, mask.frame)
+    prediction, resized = _at_size(stored, pair, mask.frame, options, False)
+    if stored.void is not None:
+        void = stored.void if mask.void is None else stored.void | mask.void
+        mask = replace(mask, void=void, foreground=mask.foreground & ~void)
     return ForegroundPair(prediction, mask, resized)
 
 
@@ -91,19 +97,38 @@ def read_class_pair(
         The map (K, H, W) at the size of the mask, the labels (H, W), and whether the map had another size.
     """
     assert pair.mask is not None
-    values = read_values(pair.prediction, classes, max_pixels, options)
     void = VOID if ignore_index is None else ignore_index
-    labels = read_labels(pair.mask, str(pair.mask), classes, void, max_pixels)
-    prediction, resized = _at_size(values, labels.shape, options)
+    mask = read_label_mask(pair.mask, str(pair.mask), classes, void, max_pixels, options)
+    stored = _read_map(pair, classes, max_pixels, options, mask.frame)
+    prediction, resized = _at_size(stored, pair, mask.frame, options, True)
+    labels = mask.labels if stored.void is None else np.where(stored.void, np.uint8(void), mask.labels)
     return prediction, labels, resized
 
 
-def _at_size(values: Array, shape: tuple[int, ...], options: MapOptions) -> tuple[Array, bool]:
+def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:
+    """Read a map, and refuse one that lies elsewhere than its mask, or may."""
+    stored = read_stored_map(pair.prediction, classes, max_pixels, options, len(truth.shape))
+    shape = stored.values.shape[-len(truth.shape) :]
+    check_order(str(pair.prediction), Frame(shape, stored.geometry), truth, options)
+    check_order(str(pair.mask), truth, Frame(shape, stored.geometry), options)
+    check_geometry(str(pair.prediction), stored.geometry, truth.geometry, truth.shape)
+    return stored
+
+
+def _at_size(stored: StoredMap, pair: Pair, truth: Frame, options: MapOptions, several: bool) -> tuple[Array, bool]:
     """Return probabilities at the size of a mask, and whether they had another. Logits are resized as logits."""
-    resized = values.shape[-2:] != shape
+    values, shape = stored.values, truth.shape
+    found = values.shape[-len(shape) :]
+    if found == shape:
+        return to_probabilities(values, several) if options.logits else values, False
+    if len(shape) == 3:
+        turned = "; --axes xyz" if found == shape[::-1] and stored.geometry is None else ""
+        raise InputError(pair.prediction, f"a map of shape {found}", f"{shape}, as its mask has{turned}")
+    if stored.void is not None:
+        raise InputError(pair.prediction, f"pixels without data in a map of {found}", f"{shape}, the size of its mask")
     if options.logits:
-        return to_probabilities(_resize(values, shape) if resized else values), resized
-    return resize_map(values, shape) if resized else values, resized
+        return to_probabilities(_resize(values, shape), several), True
+    return resize_map(values, shape), True
 
 
 def resize_map(prediction: Array, shape: tuple[int, ...]) -> Array:

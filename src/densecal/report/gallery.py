@@ -15,9 +15,10 @@ from densecal.errors import InputError
 from densecal.evaluation.folders import Evaluation, evaluate
 from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
-from densecal.io.images import IMAGE_SUFFIXES, read_image
+from densecal.io.images import read_image
 from densecal.io.masks import VOID
 from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair, resize_map
+from densecal.io.suffixes import IMAGE_SUFFIXES
 from densecal.metrics.entropy import binary_entropy, normalised_entropy
 from densecal.metrics.levels import ROW_SCALARS
 from densecal.report import pictures

@@ -1,43 +1,44 @@
-"""`.npy` and `.npz` files as lazy arrays."""
+"""`.npy` and `.npz` files as lazy arrays; such files do not say which axis is which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.io.arrays import read_array
+from densecal.io.arrays import open_numbers
+from densecal.io.readers.protocol import LazyArray, Window
+from densecal.io.readers.stored import FileArray
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """An array that was read when it was opened; such files do not say which axis is which."""
+class _Transposed:
+    """An array whose first axis is the first to change in the file."""
 
-    values: NDArray[Any]
     channels: None = None
-    spacing: None = None
+    geometry: None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths."""
-        return self.values.shape
+    def __init__(self, stored: FileArray) -> None:
+        self._stored = stored
+        self.shape = stored.shape[::-1]
+        self.dtype = stored.dtype
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the values."""
-        return self.values.dtype
+    def read(self, window: Window = ()) -> NDArray[Any]:
+        """Read values from the file."""
+        whole = (*window, *(slice(None) for _ in self.shape[len(window) :]))
+        return self._stored.read(whole[::-1]).T
 
-    def read(self) -> NDArray[Any]:
-        """Return the values."""
-        return self.values
+    def read_void(self, window: Window = ()) -> None:
+        """Return nothing: such files do not mark values as missing."""
 
 
 @contextmanager
-def open_array(path: Path, key: str | None, max_values: int) -> Iterator[StoredArray]:
+def open_array(path: Path, key: str | None, max_values: int) -> Iterator[LazyArray]:
     """Open a `.npy` file or an array of a `.npz` file."""
-    yield StoredArray(read_array(path, str(path), max_values, key))
+    with open_numbers(path, str(path), max_values, key) as (stream, header):
+        shape = header.shape[::-1] if header.fortran else header.shape
+        stored = FileArray(stream, str(path), header.size, np.dtype(header.dtype), shape)
+        yield _Transposed(stored) if header.fortran else stored

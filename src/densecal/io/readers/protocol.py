@@ -1,4 +1,4 @@
-"""What a reader of a format gives: an array whose shape is known before its values are read."""
+"""What a reader of a format gives: an array whose shape is known before its values, which are read in parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from densecal.io.geometry import Geometry
+
+Window = tuple[slice, ...]
+"""A part of an array: slices with step 1 of its first axes; the others are whole."""
 
 
 class LazyArray(Protocol):
@@ -29,12 +34,16 @@ class LazyArray(Protocol):
         ...
 
     @property
-    def spacing(self) -> tuple[float, ...] | None:
-        """Distance of pixels along every axis of space, where the format says it."""
+    def geometry(self) -> Geometry | None:
+        """Where the pixels lie, where the format says it."""
         ...
 
-    def read(self) -> NDArray[Any]:
-        """Read all values."""
+    def read(self, window: Window = ()) -> NDArray[Any]:
+        """Read values: all of them, or those of a part."""
+        ...
+
+    def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
+        """Return which values are missing by what the file says, as GeoTIFF's nodata; ``None`` for none."""
         ...
 
 

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from densecal.io.images import IMAGE_SUFFIXES
 from densecal.io.readers.protocol import Reader
+from densecal.io.suffixes import IMAGE_SUFFIXES, suffix_of
 
 GROUP = "densecal.readers"
 _OWN = {
@@ -18,6 +18,17 @@ _OWN = {
     for suffix, module in {
         ".npy": "arrays:open_array",
         ".npz": "arrays:open_array",
+        ".nii": "nifti:open_nifti",
+        ".nii.gz": "nifti:open_nifti",
+        ".mha": "metaimage:open_metaimage",
+        ".mhd": "metaimage:open_metaimage",
+        ".nrrd": "nrrd:open_nrrd",
+        ".nhdr": "nrrd:open_nrrd",
+        ".zarr": "zarr_arrays:open_zarr",
+        ".h5": "hdf5:open_hdf5",
+        ".hdf5": "hdf5:open_hdf5",
+        ".safetensors": "tensors:open_safetensors",
+        ".pt": "tensors:open_torch",
         ".tif": "tiff:open_tiff",
         ".tiff": "tiff:open_tiff",
     }.items()
@@ -27,7 +38,7 @@ _OWN = {
 
 def find_reader(path: Path) -> Reader | None:
     """Return the reader of a file, or ``None`` for the images that Pillow reads."""
-    return _load(path.suffix.lower())
+    return _load(suffix_of(path))
 
 
 @cache

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from tifffile import TiffFile, TiffPage
 
 from densecal.errors import InputError
+from densecal.io.geometry import Geometry
 from densecal.io.images import bounded_source, first_line, grey_levels, open_image
+from densecal.io.readers.geotiff import TAGS, open_raster
+from densecal.io.readers.protocol import LazyArray, Window
 
 _MAX_PAGES = 1000
 _NONE, _DEFLATE = 1, (8, 32946)
@@ -34,7 +37,7 @@ class TiffArray:
     pages: tuple[TiffPage, ...]
     name: str
     max_values: int
-    spacing: None = None
+    geometry: Geometry | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,14 +55,17 @@ class TiffArray:
         """Bands come first, however they are stored."""
         return 0
 
-    def read(self) -> NDArray[Any]:
-        """Read all bands."""
+    def read(self, window: Window = ()) -> NDArray[Any]:
+        """Read bands."""
         planes = []
         for page in self.pages:
             _check_segments(page, self.name, self.max_values)
             array = page.asarray(squeeze=False)  # (separate bands, depth, H, W, interleaved bands)
             planes.append(np.moveaxis(array[:, 0], -1, 1).reshape(-1, *array.shape[2:4]))
-        return np.concatenate(planes)
+        return np.asarray(np.concatenate(planes)[window])
+
+    def read_void(self, window: Window = ()) -> None:
+        """Return nothing: such files do not mark values as missing."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +77,19 @@ class GreyTiff:
     dtype: np.dtype[Any]
     max_values: int
     channels: None = None
-    spacing: None = None
+    geometry: None = None
 
-    def read(self) -> NDArray[Any]:
+    def read(self, window: Window = ()) -> NDArray[Any]:
         """Read the page."""
         with open_image(self.path, str(self.path), self.max_values, "one grey picture") as image:
-            return grey_levels(image, str(self.path), "a grey map")
+            return grey_levels(image, str(self.path), "a grey map")[window]
+
+    def read_void(self, window: Window = ()) -> None:
+        """Return nothing: such files do not mark values as missing."""
 
 
 @contextmanager
-def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[TiffArray | GreyTiff]:
+def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[LazyArray]:
     """Open a TIFF file; ``key`` is for formats that hold several arrays."""
     name = str(path)
     if key is not None:
@@ -90,7 +99,10 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[TiffArra
             pages = tuple(_pages(file, name))
             first = pages[0]
             grey = len(pages) == 1 and first.samplesperpixel == 1
-            if grey and first.dtype in (np.bool_, np.uint8, np.uint16, np.float32):
+            if any(tag in first.tags for tag in TAGS):
+                with open_raster(path, max_values) as raster:
+                    yield raster
+            elif grey and first.dtype in (np.bool_, np.uint8, np.uint16, np.float32):
                 yield GreyTiff(path, (first.imagelength, first.imagewidth), np.dtype(first.dtype), max_values)
             else:
                 _check_pages(pages, name, max_values)
@@ -101,6 +113,15 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[TiffArra
         raise InputError(name, "no such file", "a readable TIFF file") from None
     except Exception as error:  # damaged files raise errors of every kind
         raise InputError(name, f"unreadable ({first_line(error)})", "a complete TIFF file") from None
+
+
+def is_geotiff(path: Path) -> bool:
+    """Return whether a TIFF file says where its pixels lie, or which have no data; not for damaged files."""
+    try:
+        with TiffFile(bounded_source(path, str(path), 1 << 40)) as file:
+            return any(tag in file.pages.first.tags for tag in TAGS)
+    except Exception:  # whoever reads the pixels says what is wrong
+        return False
 
 
 def _pages(file: TiffFile, name: str) -> Iterator[TiffPage]:

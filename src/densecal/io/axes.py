@@ -1,0 +1,151 @@
+"""Which axis of a stored map is which: classes first, then space as (H, W) or (D, H, W)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.io.geometry import Frame, Geometry
+from densecal.io.map_options import MapOptions
+from densecal.io.readers.protocol import LazyArray, Window
+
+Array = NDArray[Any]
+EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How the axes of a stored array become those of a map.
+
+    Attributes:
+        order: The axes of the stored array that are kept, classes first if there are several; the others have
+            length 1.
+        shape: Lengths of the axes of space.
+        classes: Whether the first axis is that of classes.
+        stored: Number of axes of the stored array.
+    """
+
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    classes: bool
+    stored: int
+
+    def read(self, array: LazyArray, rows: slice = EVERYTHING) -> Array:
+        """Read the map, or a slab of the first axis of space."""
+        return self._arrange(array.read(self._window(rows)))
+
+    def read_void(self, array: LazyArray, rows: slice = EVERYTHING) -> NDArray[np.bool_] | None:
+        """Return the pixels of a slab that have no data in some class, (space)."""
+        void = array.read_void(self._window(rows))
+        if void is None:
+            return None
+        arranged = self._arrange(void)
+        return np.asarray(arranged.any(axis=0) if self.classes else arranged)
+
+    def geometry(self, array: LazyArray) -> Geometry | None:
+        """Return where the pixels lie, in the order of the axes of the map."""
+        given = array.geometry
+        if given is None:
+            return None
+        of_space = [axis for axis in range(self.stored) if axis != array.channels]
+        kept = [of_space.index(axis) for axis in self.order[self.classes :]]
+        return Geometry(given.steps[kept], given.origin, given.system)
+
+    def _window(self, rows: slice) -> Window:
+        first = self.order[self.classes]
+        return (*(EVERYTHING,) * first, rows)
+
+    def _arrange(self, array: Array) -> Array:
+        left_out = [axis for axis in range(self.stored) if axis not in self.order]
+        return np.asarray(np.transpose(array, (*left_out, *self.order))[(0,) * len(left_out)])
+
+
+def find_axes(stored: LazyArray, name: str, classes: int | None, options: MapOptions, space: int | None = None) -> Axes:
+    """Tell the axes of a map.
+
+    Args:
+        stored: The array.
+        name: What errors call the file.
+        classes: Number of classes; ``None`` or 1 for a foreground map.
+        options: How the map is stored.
+        space: Axes of space, 2 or 3, where the mask says it.
+
+    Raises:
+        InputError: The shape is not that of a map.
+    """
+    shape, several = stored.shape, classes not in (None, 1)
+    if space is None:
+        space = _axes_of_space(stored, several)
+    class_axis = _class_axis(stored, several, space, options)
+    kept = [axis for axis in range(len(shape)) if axis != class_axis]
+    # axes of length 1 in front: a batch of one image, one channel, one slice
+    while len(kept) > space and shape[kept[0]] == 1:
+        kept.pop(0)
+    wanted = classes if several else 1
+    if len(kept) != space or (shape[class_axis] if class_axis is not None else 1) != wanted:
+        what = f"an array of shape {shape}" if stored.channels is None else f"{shape[stored.channels]} bands or pages"
+        raise InputError(name, what, _expected_shape(stored, classes, space, options))
+    lengths = tuple(shape[axis] for axis in kept)
+    if options.axes == "xyz" and space == 3 and stored.geometry is None:
+        kept, lengths = kept[::-1], lengths[::-1]
+    order = (class_axis, *kept) if several and class_axis is not None else tuple(kept)
+    return Axes(order, lengths, several, len(shape))
+
+
+def check_order(name: str, frame: Frame, other: Frame, options: MapOptions) -> None:
+    """Refuse a cube whose format does not say its axes beside one that does: they may be (Z, Y, X) or (X, Y, Z).
+
+    Args:
+        name: What errors call the file.
+        frame: Its grid.
+        other: The grid of the mask, or of the map.
+        options: How maps are stored.
+    """
+    unknown = frame.geometry is None and other.geometry is not None and len(frame.shape) == 3
+    if unknown and options.axes is None and frame.shape == frame.shape[::-1]:
+        expected = "--axes zyx (arrays of SimpleITK and nnU-Net) or --axes xyz (of nibabel and MONAI)"
+        raise InputError(name, f"a volume of shape {frame.shape}, whose axes may be (Z, Y, X) or (X, Y, Z)", expected)
+
+
+def _axes_of_space(stored: LazyArray, several: bool) -> int:
+    """Return how many axes of space an array has, where no mask says it."""
+    if stored.geometry is not None:
+        return len(stored.geometry.steps)
+    known = len(stored.shape) - (stored.channels is not None)
+    return 3 if stored.channels is None and several and known >= 4 and stored.shape[0] != 1 else 2
+
+
+def _class_axis(stored: LazyArray, several: bool, space: int, options: MapOptions) -> int | None:
+    """Return the axis of classes, or ``None`` for an array without one."""
+    if stored.channels is not None:
+        return stored.channels
+    axes = len(stored.shape)
+    if options.channels_last and axes > space:
+        return axes - 1
+    if not several:
+        return None
+    leading = 0
+    while axes - leading > space + 1 and stored.shape[leading] == 1:
+        leading += 1
+    return leading if axes > space else None
+
+
+def _expected_shape(stored: LazyArray, classes: int | None, space: int, options: MapOptions) -> str:
+    """Name the shape, and the options that a map of another shape may need."""
+    shape, several = stored.shape, classes not in (None, 1)
+    if stored.channels is not None:
+        bands = shape[stored.channels]
+        return f"one band, or --classes {bands} for one band per class" if not several else f"{classes} bands or pages"
+    names = "H, W" if space == 2 else "D, H, W"
+    expected = f"shape ({classes}, {names}), one probability per class" if several else f"shape ({names})"
+    if len(shape) != space + 1:
+        return expected
+    if not several and shape[0] == min(shape):
+        return f"{expected}, or --classes {shape[0]}"
+    if not options.channels_last and shape[-1] == (classes if several else min(shape)):
+        return f"{expected}, or --channels-last" + (f" --classes {shape[-1]}" if not several and shape[-1] > 1 else "")
+    return expected

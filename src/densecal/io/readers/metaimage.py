@@ -1,0 +1,102 @@
+"""MetaImage volumes of ITK, `.mha` and `.mhd`, as lazy arrays (Z, Y, X, channels)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.io.geometry import Geometry
+from densecal.io.readers.inflate import Inflated, beside
+from densecal.io.readers.stored import FileArray, check_size, readable, refuse_key
+from densecal.io.spool import spooled
+from densecal.io.urls import open_bytes
+
+_EXPECTED = "a complete MetaImage file"
+_TYPES = {
+    "MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4",
+    "MET_LONG": "i4", "MET_ULONG": "u4", "MET_LONG_LONG": "i8", "MET_ULONG_LONG": "u8", "MET_FLOAT": "f4",
+    "MET_DOUBLE": "f8",
+}  # fmt: skip
+_MAX_LINES = 200
+_MAX_LINE = 1 << 12
+_TO_RAS = np.array([-1.0, -1.0, 1.0])
+"""ITK's world points to the left and posterior."""
+
+Header = dict[str, str]
+
+
+@contextmanager
+def open_metaimage(path: Path, key: str | None, max_values: int) -> Iterator[FileArray]:
+    """Open a MetaImage file."""
+    name = str(path)
+    refuse_key(key, name, "a MetaImage file")
+    with readable(name, _EXPECTED), ExitStack() as stack:
+        stream = stack.enter_context(open_bytes(path))
+        header = _read_header(stream, name)
+        offset = stream.tell()
+        if header["ElementDataFile"] not in ("LOCAL", "Local", "local"):
+            stream, offset = stack.enter_context(open_bytes(beside(path, header["ElementDataFile"]))), 0
+        dtype, shape = _kind(header, name)
+        check_size(shape, name, max_values)
+        size = math.prod(shape) * dtype.itemsize
+        if header.get("CompressedData", "False").lower() == "true":
+            stream.seek(offset)
+            stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
+        elif int(header.get("HeaderSize", "0")) == -1:
+            offset = stream.seek(0, 2) - size
+        end = stream.seek(0, 2)
+        if end < offset + size or offset < 0:
+            raise InputError(name, "a file cut short", _EXPECTED)
+        channels = len(shape) - 1
+        yield FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, channels))
+
+
+def _read_header(stream: BinaryIO, name: str) -> Header:
+    """Read lines `KEY = VALUE` up to the one that says where the values are."""
+    header: Header = {}
+    for _ in range(_MAX_LINES):
+        line = stream.readline(_MAX_LINE)
+        key, equals, value = line.decode("ascii", "replace").partition("=")
+        if not equals:
+            break
+        header[key.strip()] = value.strip()
+        if key.strip() == "ElementDataFile":
+            return header
+    raise InputError(name, "no line ElementDataFile", _EXPECTED)
+
+
+def _kind(header: Header, name: str) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+    """Return the type of the values and the lengths (Z, Y, X, channels)."""
+    kind = _TYPES.get(header.get("ElementType", ""))
+    if kind is None or header.get("BinaryData", "True").lower() != "true":
+        raise InputError(name, f"values of type {header.get('ElementType', 'unknown')} or text", "plain numbers")
+    big = header.get("BinaryDataByteOrderMSB", header.get("ElementByteOrderMSB", "False")).lower() == "true"
+    lengths = tuple(int(word) for word in header["DimSize"].split())
+    channels = int(header.get("ElementNumberOfChannels", "1"))
+    if len(lengths) != int(header.get("NDims", len(lengths))) or len(lengths) not in (2, 3) or min(lengths) < 1:
+        raise InputError(name, f"lengths {lengths}", "two or three axes of space")
+    if channels < 1:
+        raise InputError(name, f"{channels} channels", "at least 1")
+    return np.dtype(kind).newbyteorder(">" if big else "<"), (*lengths[::-1], channels)
+
+
+def _geometry(header: Header, axes: int) -> Geometry:
+    spacing = _numbers(header, ("ElementSpacing", "ElementSize"), np.ones(axes))
+    directions = _numbers(header, ("TransformMatrix", "Rotation", "Orientation"), np.eye(axes).ravel())
+    origin = _numbers(header, ("Offset", "Position", "Origin"), np.zeros(axes))
+    to_ras = _TO_RAS[:axes]
+    steps = directions.reshape(axes, axes) * spacing[:, None] * to_ras
+    return Geometry(steps[::-1].copy(), origin * to_ras)
+
+
+def _numbers(header: Header, keys: tuple[str, ...], default: NDArray[np.float64]) -> NDArray[np.float64]:
+    text = next((header[key] for key in keys if key in header), None)
+    return default if text is None else np.array([float(word) for word in text.split()])[: len(default)]

@@ -1,0 +1,164 @@
+"""The lazy arrays that most formats need: values in memory, and plain numbers in a file or after decompression."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+from densecal.io.geometry import Geometry
+from densecal.io.images import first_line
+from densecal.io.readers.protocol import Window
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that was read when it was opened."""
+
+    values: Array
+    channels: int | None = None
+    geometry: Geometry | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths."""
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return self.values.dtype
+
+    def read(self, window: Window = ()) -> Array:
+        """Return the values."""
+        return self.values[window]
+
+    def read_void(self, window: Window = ()) -> None:
+        """Return nothing: such files do not mark values as missing."""
+
+
+@dataclass(frozen=True)
+class FileArray:
+    """Plain numbers in a file, the last axis first to change.
+
+    Attributes:
+        stream: The file.
+        name: What errors call it.
+        offset: Bytes before the first number.
+        stored: Type of the numbers in the file.
+        shape: Lengths.
+        channels: The axis of classes or bands, if it is known.
+        geometry: Where the pixels lie, if it is known.
+        convert: Turns numbers of the file into values.
+    """
+
+    stream: BinaryIO
+    name: str
+    offset: int
+    stored: np.dtype[Any]
+    shape: tuple[int, ...]
+    channels: int | None = None
+    geometry: Geometry | None = None
+    convert: Callable[[Array], Array] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        nothing = np.empty(0, self.stored)
+        return nothing.dtype if self.convert is None else self.convert(nothing).dtype
+
+    def read(self, window: Window = ()) -> Array:
+        """Read values from the file."""
+        lengths = self.shape
+        ranges = [range(length)[part] for length, part in zip(lengths, window, strict=False)]
+        ranges += [range(length) for length in lengths[len(window) :]]
+        partial = [axis for axis, part in enumerate(ranges) if len(part) != lengths[axis]]
+        run = max(partial, default=0)  # the axis along which numbers are adjacent; those after it are whole
+        values = np.empty([len(part) for part in ranges], self.stored)
+        strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+        if values.size:
+            for position, index in enumerate(itertools.product(*ranges[:run])):
+                first = sum(i * stride for i, stride in zip(index, strides, strict=False))
+                first += ranges[run].start * strides[run] if ranges else 0
+                target = values.reshape(-1, *values.shape[run:])[position]
+                self._read_into(target, self.offset + first * self.stored.itemsize)
+        return values if self.convert is None else self.convert(values)
+
+    def _read_into(self, target: Array, offset: int) -> None:
+        self.stream.seek(offset)
+        left = target.reshape(-1).view(np.uint8).data
+        while left:
+            count = self.stream.readinto(left)  # type: ignore[attr-defined]
+            if not count:
+                raise InputError(self.name, "a file cut short", "all of its values")
+            left = left[count:]
+
+    def read_void(self, window: Window = ()) -> None:
+        """Return nothing: such files do not mark values as missing."""
+
+
+@contextmanager
+def readable(name: str, expected: str) -> Iterator[None]:
+    """Turn every error of a library that reads damaged files into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(name, "no such file", expected) from None
+    except Exception as error:
+        raise InputError(name, f"unreadable ({first_line(error)})", expected) from None
+
+
+def check_size(shape: Iterable[int], name: str, max_values: int) -> None:
+    """Refuse an array that is too large, before its values are read."""
+    count = math.prod(shape)
+    if count > max_values:
+        raise InputError(name, f"{count:,} values", f"at most {max_values:,} (raise the limit with --max-pixels)")
+
+
+def check_numbers(dtype: np.dtype[Any], name: str) -> None:
+    """Refuse values that are not plain numbers."""
+    if dtype.kind not in "fiub":
+        raise InputError(name, f"values of type {dtype}", "plain numbers")
+
+
+def refuse_key(key: str | None, name: str, what: str) -> None:
+    """Refuse the name of an array for a file that holds one."""
+    if key is not None:
+        raise InputError(name, what, "an archive of arrays for --key")
+
+
+def missing_extra(name: str, package: str, extra: str) -> InputError:
+    """Return the error of a format whose library is not installed."""
+    return InputError(name, f"a format that {package} reads", f"pip install 'densecal[{extra}]'")
+
+
+def choose_array(names: list[str], name: str, key: str | None, kind: str) -> str:
+    """Return which of several arrays to read.
+
+    Args:
+        names: Those that there are.
+        name: What errors call the file.
+        key: The name that was asked for.
+        kind: What errors call such a file.
+    """
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    many = f"{len(names)} arrays" + (f" ({listed})" if names else "")
+    if key is None and len(names) == 1:
+        return names[0]
+    if key is None:
+        more = "; --key NAME reads one of several" if names else ""
+        raise InputError(name, many, f"{kind} that holds one array{more}")
+    if key not in names:
+        raise InputError(name, many, f"an array named {key} (--key)")
+    return key
