@@ -2,11 +2,11 @@
 
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
 
+from tests import forked
 from tests.adversarial.common import assert_one_line, densecal, write_set
 
 WRONG = {
@@ -70,10 +70,8 @@ def test_a_process_that_waits_alone_says_so_and_ends(tmp_path, rank):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LONELY, "evaluate", "maps", "masks"], cwd=tmp_path,
-        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    command = [sys.executable, "-c", LONELY, "evaluate", "maps", "masks"]
+    done = forked.run(command, cwd=tmp_path, env={**os.environ, **variables, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2, done.stderr
     own = [line for line in done.stderr.splitlines() if line.startswith("densecal: ")]
     assert f"waiting for the other processes (RANK={rank}, WORLD_SIZE=2, MASTER_ADDR=127.0.0.1" in own[0]

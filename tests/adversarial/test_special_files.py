@@ -17,6 +17,7 @@ from densecal.io.documents import read_json, read_lines
 from densecal.io.map_files import read_map
 from densecal.training.config import dump_config
 from densecal.training.loop import train
+from tests import forked
 from tests.adversarial.common import assert_one_line, densecal, write_set
 from tests.training.common import small_config
 
@@ -141,8 +142,7 @@ def test_a_named_pipe_is_written_to(tmp_path):
 
 
 def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "densecal.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return forked.run([sys.executable, "-m", "densecal.cli", *arguments], cwd=folder)
 
 
 def test_standard_output_holds_the_json_alone(tmp_path):

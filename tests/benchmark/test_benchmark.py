@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 import warnings
 from multiprocessing import Pipe
@@ -51,6 +50,7 @@ from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text
 from densecal.report.inputs import read_inputs
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
+from tests import forked
 from tests.records import small_record
 from tests.training.common import command, environment, run
 
@@ -573,7 +573,7 @@ def test_a_cell_that_fails_says_why_and_is_tried_again_by_the_next_call(tmp_path
 @contextlib.contextmanager
 def running_benchmark(arguments, out):
     """A benchmark that has begun to train its first cell, and that writes its errors into a pipe."""
-    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with forked.start(arguments, env=environment()) as process:
         while process.poll() is None and not list(out.glob("cells/*/*/run/log.jsonl")):
             time.sleep(0.01)
         yield process
@@ -581,9 +581,7 @@ def running_benchmark(arguments, out):
 
 def kill_in_the_middle(arguments, out):
     """Start a benchmark and kill it shortly after its first cell."""
-    with subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with forked.start(arguments, env=environment()) as process:
         end = time.monotonic() + 200
         while process.poll() is None and not list(out.glob("cells/*/*/result.json")) and time.monotonic() < end:
             time.sleep(0.01)
@@ -612,7 +610,7 @@ def test_a_benchmark_that_is_asked_to_stop_ends_without_a_failure_and_continues(
     arguments = command("benchmark", file, "--out", tmp_path / "out")
     with running_benchmark(arguments, tmp_path / "out") as process:
         process.send_signal(signal.SIGTERM)
-        errors = process.stderr.read().decode()
+        _, errors = process.communicate()
     assert process.returncode == 143
     assert errors == "densecal: stopped; the same command goes on\n"
     assert not list(tmp_path.glob("out/**/error.txt"))
@@ -629,7 +627,7 @@ def test_a_worker_that_dies_fails_only_its_own_cell(whole, tmp_path):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         worker = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         os.kill(worker[-1], signal.SIGKILL)
-        errors = process.stderr.read().decode()
+        _, errors = process.communicate()
     assert process.returncode == 1
     assert "missing: bce, seed 0: the process died" in errors
     assert len(list(tmp_path.glob("out/cells/*/*/result.json"))) == 3
@@ -642,11 +640,8 @@ def test_a_worker_that_dies_fails_only_its_own_cell(whole, tmp_path):
 def test_two_calls_at_once_and_two_jobs_share_the_cells(whole, tmp_path):
     file, out = whole
     arguments = command("benchmark", file, "--out", tmp_path / "out", "--jobs", "2")
-    calls = [
-        subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = [call.communicate(timeout=300) for call in calls]
+    calls = [forked.start(arguments, env=environment()) for _ in range(2)]
+    outputs = [call.communicate() for call in calls]
     assert [call.returncode for call in calls] == [0, 0], outputs
     ended = re.findall(r"^(.*): finished", "\n".join(errors for _, errors in outputs), re.MULTILINE)
     expected = ["aslp-si, seed 0", "aslp-si, seed 1", "bce, ensemble, seed all", "bce, seed 0", "bce, seed 1"]

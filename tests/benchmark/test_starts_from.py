@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 import time
 from multiprocessing import Pipe
 from pathlib import Path
@@ -22,6 +21,7 @@ from densecal.benchmark.workers import _try_task, forget_lost_first_stages
 from densecal.errors import InputError
 from densecal.runtime.progress import silent
 from densecal.training.loop import train
+from tests import forked
 from tests.benchmark.test_benchmark import SMALL, matrix, write_matrix
 from tests.training.common import command, environment, log_lines, run
 
@@ -226,9 +226,7 @@ def test_results_depend_on_the_first_stage_only_where_there_is_one(tmp_path):
 def test_a_killed_benchmark_does_not_train_the_first_stage_again(tmp_path):
     file = write_matrix(tmp_path / "matrix.yaml", **started(seeds=[0], methods=["bce", METHODS[0], METHODS[1]]))
     arguments = command("benchmark", file, "--out", tmp_path / "out", "--jobs", "2")
-    with subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+    with forked.start(arguments, env=environment(), new_session=True) as process:
         while process.poll() is None and not list(tmp_path.glob("out/cells/als/seed-0/run/checkpoints/last")):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)

@@ -311,6 +311,7 @@ def test_a_failed_fit_leaves_the_old_file_alone(folders):
     [
         (("fit", "platts", "MAPS", "MASKS", "--out", "c.json"), "METHOD: 'platts'; expected one of beta"),
         (("fit", "platt", "MAPS", "--out", "c.json"), "MASKS: nothing; expected a folder of masks"),
+        (("fit", "platt", "nowhere", "--out", "c.json"), "expected a folder of maps, or a run"),
         (("fit", "platt", "MAPS", "nowhere", "--out", "c.json"), "nowhere: no such folder"),
         (("fit", "platt", "nowhere", "MASKS", "--out", "c.json"), "nowhere: no such folder"),
         (("fit", "platt", "MAPS", "MASKS", "--out", "c.yaml"), "expected a name that ends in .json"),

@@ -103,6 +103,14 @@ def test_targets_of_evaluate_are_checked_before_scoring(folder, tmp_path, monkey
     assert err.count("\n") == 1
 
 
+def test_a_run_in_place_of_maps_is_named_with_the_command_that_makes_maps(folder, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    code, _, err = run("evaluate", tmp_path / "run", folder)
+    assert code == 2
+    assert err.startswith(f"densecal: {tmp_path / 'run'}: a run, which holds no maps; expected maps, as densecal ")
+    assert err.count("\n") == 1
+
+
 def test_targets_may_be_in_new_folders(folder, tmp_path):
     code, _, err = run("evaluate", folder, folder, "--json", tmp_path / "a" / "b" / "x.json", "--workers", 1)
     assert code == 0, err

@@ -14,8 +14,18 @@ from densecal.data.scenes import generate, write
 from densecal.errors import InputError
 from densecal.runtime.lock import lock_folder
 from densecal.training.loop import train
-from tests import running
-from tests.training.common import SMALL, command, end_state, environment, log_lines, run, small_config, train_command
+from tests import forked, running
+from tests.training.common import (
+    SMALL,
+    command,
+    end_state,
+    environment,
+    log_lines,
+    run,
+    run_afresh,
+    small_config,
+    train_command,
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +90,7 @@ def test_a_full_disk_is_one_line(inputs, tmp_path, name):
 def test_a_run_folder_has_one_process_at_a_time(tmp_path):
     out = tmp_path / "run"
     slow = train_command(out, "optim.epochs=2000")
-    with subprocess.Popen(slow, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+    with forked.start(slow, env=environment()) as first:
         while first.poll() is None and not (out / "checkpoints" / "last" / "meta.json").exists():
             time.sleep(0.01)
         second = run([*slow, "--resume"])
@@ -127,7 +137,7 @@ def test_torchrun_restarts_from_the_last_checkpoint_when_a_process_is_killed(tmp
 def whole_of_two(tmp_path_factory):
     """The end state of a run of two processes without interruption."""
     out = tmp_path_factory.mktemp("two") / "whole"
-    done = run(two_process_command(out))
+    done = run_afresh(two_process_command(out))
     assert done.returncode == 0, done.stderr
     return end_state(out)
 

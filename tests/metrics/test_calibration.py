@@ -14,6 +14,7 @@ from densecal.metrics import CalibrationMeter, calibration_errors, intervals, pa
 from densecal.metrics import levels as levels_module
 from densecal.metrics import sketch as sketch_module
 from densecal.metrics.curves import Atoms, aurc, equal_mass
+from tests import forked
 from tests.metrics import reference
 
 TOLERANCE = 1e-9
@@ -553,10 +554,9 @@ dist.destroy_process_group()
 
 
 def test_two_processes_reduce_to_the_whole(tmp_path):
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", _REDUCE, str(rank), str(tmp_path / "rendezvous")]) for rank in (0, 1)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    ranks = [forked.start([sys.executable, "-c", _REDUCE, str(rank), tmp_path / "rendezvous"]) for rank in (0, 1)]
+    errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
 
 
 def test_importing_metrics_stays_light():

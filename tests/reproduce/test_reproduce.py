@@ -3,7 +3,6 @@
 import csv
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 from densecal.reproduce import load_items
 from densecal.reproduce.items import find_item
+from tests import forked
 from tests.running import run
 from tests.training.common import command, environment
 
@@ -54,16 +54,13 @@ def killed(tmp_path_factory) -> Path:
     """The folder of an item that was killed after its first cell, and then run again."""
     out = tmp_path_factory.mktemp("paper")
     arguments = command("reproduce", "time", "--scale", "smoke", "--out", out)
-    process = subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    end = time.monotonic() + 300
-    while not finished(out):
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with forked.start(arguments, env=environment(), new_session=True) as process:
+        end = time.monotonic() + 300
+        while not finished(out):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
     before = finished(out)
     assert [path.parts[-3] for path in before] == ["bce"]
     make("time", out)

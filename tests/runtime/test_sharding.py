@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from densecal.runtime.sharding import Processes
+from tests import forked
 from tests.evaluation.test_folders import make_pair, to_levels
 
 IMAGES = 140
@@ -39,9 +40,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "densecal.cli", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "densecal.cli", *map(str, arguments)]
+    if processes == 1:
+        return forked.run(command, env=environment)
+    command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from densecal.training.config import Config, load_config
-from tests import running
+from tests import forked, running
 
 SMALL = [
     "data.size=32",
@@ -41,8 +41,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, **options)
+def run(arguments: list[str]) -> subprocess.CompletedProcess:
+    """Run a command in a process of its own."""
+    return forked.run(arguments, env=environment())
+
+
+def run_afresh(arguments: list[str]) -> subprocess.CompletedProcess:
+    """Do the same as `run` from a new interpreter, as a shell does; that takes seconds for the imports."""
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def run_here(arguments: list[str]) -> subprocess.CompletedProcess:

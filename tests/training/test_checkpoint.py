@@ -6,7 +6,6 @@ import pickle
 import re
 import resource
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from densecal.errors import InputError
 from densecal.training import checkpoint
+from tests import forked
 
 MODEL = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
 METHOD = {"values": torch.rand(4)}
@@ -260,9 +260,7 @@ except InputError as error:
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
+    done = forked.run([sys.executable, "-c", _FULL_DISK, tmp_path])
     assert done.returncode == 7, done.stderr
     assert "could not be written" in done.stdout
     newest, problems = checkpoint.load_newest(tmp_path)

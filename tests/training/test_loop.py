@@ -8,7 +8,6 @@ import math
 import os
 import random
 import signal
-import subprocess
 import time
 import warnings
 from types import SimpleNamespace
@@ -27,14 +26,25 @@ from densecal.training import loop
 from densecal.training.loop import train, train_epoch, validate
 from densecal.training.run import assemble, create_fabric, initial_network
 from densecal.training.samples import Batch, epoch_batches, open_data
-from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config, train_command
+from tests import forked
+from tests.training.common import (
+    command,
+    end_state,
+    environment,
+    log_lines,
+    run,
+    run_afresh,
+    run_here,
+    small_config,
+    train_command,
+)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Train by the command, without interruption."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    done = run(train_command(out))
+    done = run_afresh(train_command(out))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -71,16 +81,14 @@ def test_a_folder_with_a_run_is_not_overwritten(finished):
 
 
 def test_a_run_killed_at_any_moment_ends_the_same(tmp_path):
-    # many short epochs, so that kills hit several of them on a machine of any speed
-    whole, killed = (train_command(tmp_path / name, "optim.epochs=20") for name in ("whole", "killed"))
+    # more short epochs than three kills can reach, on a machine of any speed
+    whole, killed = (train_command(tmp_path / name, "optim.epochs=12") for name in ("whole", "killed"))
     assert run(whole).returncode == 0
     out = tmp_path / "killed"
     rng = random.Random(0)
     for _ in range(3):
-        with subprocess.Popen(
-            [*killed, "--resume"], env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        ) as process:
-            # the first seconds are imports; kill while it trains or writes
+        with forked.start([*killed, "--resume"], env=environment()) as process:
+            # kill while it trains or writes
             lines = _count(out)
             while process.poll() is None and _count(out) == lines:
                 time.sleep(0.002)
@@ -243,7 +251,8 @@ def test_two_processes_equal_one(tmp_path):
         f"data.scenes.train={train_scenes}", "optim.epochs=3", "engine.accelerator=cpu",
     )  # fmt: skip
     for devices in (1, 2):
-        done = run(train_command(tmp_path / str(devices), *shared, f"engine.devices={devices}"))
+        start = run if devices == 1 else run_afresh  # several processes are started from the command line
+        done = start(train_command(tmp_path / str(devices), *shared, f"engine.devices={devices}"))
         assert done.returncode == 0, done.stderr
     one, two = (log_lines(tmp_path / name) for name in ("1", "2"))
     for a, b in zip(one, two, strict=True):
@@ -533,11 +542,11 @@ def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
         train_command(tmp_path / name, "optim.epochs=8", "optim.batch=2") for name in ("whole", "stopped")
     )
     assert run(whole).returncode == 0
-    with subprocess.Popen(stopped, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    with forked.start(stopped, env=environment()) as process:
         while process.poll() is None and _count(tmp_path / "stopped") < 2:
             time.sleep(0.002)
         process.send_signal(signal.SIGTERM)
-        message = process.communicate()[1].decode()
+        _, message = process.communicate()
     assert process.returncode == 143, message
     assert "--resume continues from there" in message
     meta = json.loads((tmp_path / "stopped" / "checkpoints" / "last" / "meta.json").read_text())

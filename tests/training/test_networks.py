@@ -18,7 +18,7 @@ from densecal.training import run as run_module
 from densecal.training.config import Config, load_config
 from densecal.training.loop import train
 from densecal.training.schedule import learning_rate
-from tests.training.common import command, end_state, log_lines, run
+from tests.training.common import command, end_state, log_lines, run_afresh
 
 NETWORKS = ("edn", "icon", "ebmgsod")
 ENCODERS = ("resnet50", "vgg16", "swin_tiny_patch4_window7_224")
@@ -207,7 +207,7 @@ def test_an_encoder_trains_resumes_predicts_and_exports(
 
 @pytest.mark.slow
 def test_two_processes_train_one_energy_based_model(tmp_path: Path) -> None:
-    done = run(command(
+    done = run_afresh(command(
         "train", "ebmgsod", "data.images=null", "data.scenes.train=6", "data.scenes.validation=2", "data.size=64",
         "model.encoder=resnet10t", "model.weights=null", "optim.batch=4", "optim.epochs=2", "engine.devices=2",
         "engine.accelerator=cpu", "--out", str(tmp_path / "run"),

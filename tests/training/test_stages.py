@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shutil
-import subprocess
+import signal
 import time
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.training import loop, samples
 from densecal.training.config import Config, MethodConfig, load_config
 from densecal.training.loop import train
+from tests import forked
 from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config
 
 TWO_STAGES = (
@@ -209,12 +210,11 @@ def test_a_process_killed_in_its_second_stage_resumes(plain, tmp_path):
         "model.options={decoder_channels: [16, 16, 8, 8, 8]}", *TWO_STAGES, "optim.second_epochs=20",
     ]  # fmt: skip
     arguments = [*command("train", "demo", *overrides), "--from", str(plain), "--out"]
-    process = subprocess.Popen([*arguments, str(out)], env=environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
-    while not (out / "log.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    with forked.start([*arguments, str(out)], env=environment()) as process:
+        deadline = time.monotonic() + 240
+        while not (out / "log.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
     done = run_here([*arguments, str(out), "--resume"])
     assert done.returncode == 0, done.stderr
     assert "validation on 6 images" in done.stdout

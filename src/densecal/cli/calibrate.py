@@ -14,6 +14,7 @@ from densecal.cli.common import (
     MASKS_HELP,
     Force,
     check_targets,
+    is_run,
     print_line,
     print_note,
     progress_bar,
@@ -81,7 +82,7 @@ def calibrate_fit(
 
     data: MapData | RunData
     fit_device = "cpu"
-    if _is_run(predictions):
+    if is_run(predictions):
         given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
         if maps != AS_STORED:
             raise InputError(str(predictions), "a run, with options for maps", "a folder of maps, or a run alone")
@@ -94,6 +95,9 @@ def calibrate_fit(
         data = run = runs.RunData(predictions, device)
         fit_device = str(run.predictor.device)
     elif masks is None:
+        from densecal.data.pairs import check_folder
+
+        check_folder(predictions, "a folder of maps, or a run")
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, images, maps)
@@ -249,11 +253,6 @@ def _risk_entry(risk: ClassRisk) -> dict[str, object]:
         return {"class": risk.label, "threshold": None, "images": risk.images}
     entry = asdict(risk.control)
     return {"class": risk.label, "lambda": entry.pop("lam"), **entry, "trivial": risk.control.is_trivial}
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a folder is a run or a checkpoint rather than a folder of maps."""
-    return (path / "checkpoints").is_dir() or (path / "meta.json").is_file()
 
 
 def _parameters(data: dict[str, object]) -> str:

@@ -80,6 +80,11 @@ def _check_can_hold(folder: Path, target: Path) -> None:
         raise InputError(target, "cannot be written (Permission denied)", "a folder that can be written to")
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a folder is a run or a checkpoint rather than a folder of maps."""
+    return (path / "checkpoints").is_dir() or (path / "meta.json").is_file()
+
+
 MASKS_HELP = "Masks of the maps: a folder, a data set, or a list of lines IMAGE MASK."
 GROUPS_HELP = "Images of one group are alike (patient, video): a file of lines NAME,GROUP, or a pattern of the name."
 

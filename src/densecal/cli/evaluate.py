@@ -16,6 +16,7 @@ from densecal.cli.common import (
     Force,
     check_targets,
     console,
+    is_run,
     print_line,
     print_note,
     progress_bar,
@@ -115,6 +116,9 @@ def evaluate(
     names = _class_names(class_names, classes)
     maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
     settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps)
+    if is_run(predictions):
+        written = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
+        raise InputError(predictions, "a run, which holds no maps", written)
     if partial and any((json, csv, latex, figures, ood)):
         raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")
     with join_processes() as processes:
