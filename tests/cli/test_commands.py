@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from densecal.cli.evaluate import evaluate
-from densecal.cli.train import predict
+from densecal.cli.predict import predict
 from densecal.io.images import MAX_PIXELS
 from tests.running import run
 from tests.training.common import environment
