@@ -20,11 +20,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.report.runs import read_run, validate_run
 from tests.training.common import small_config
 
-CONFIG = small_config(
-    "model.calibrator=temperature",
-    "model.encoder=resnet10t",
-    "model.options={encoder_depth: 3, decoder_channels: [16, 8, 8]}",
-)
+CONFIG = small_config("model.calibrator=temperature")
 IMAGE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
 
 
