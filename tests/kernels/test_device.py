@@ -18,6 +18,12 @@ NETWORKS = [("unet", "tf_efficientnet_lite0"), ("unet", "resnet50"), ("paper-une
 
 
 @pytest.fixture(autouse=True)
+def float32_convolutions(monkeypatch):
+    """Convolve in float32: TF32, PyTorch's default, is further from float64 than kernels may be."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture(autouse=True)
 def no_kernel_is_refused():
     """Turn the warning that PyTorch replaces a failing kernel into an error."""
     with warnings.catch_warnings():
@@ -56,15 +62,17 @@ def test_predictions_are_those_of_pytorch(arch, encoder):
 @pytest.mark.parametrize("graphs", [True, False])
 def test_gradients_are_those_of_pytorch(arch, encoder, graphs):
     network, reference = pair(arch, encoder)
+    plain = copy.deepcopy(network)
     network = accelerate(network, training=True, graphs=graphs)
     rehearse(network, images(2))
     for _ in range(3):
         gradients = []
-        for model, batch in ((network, images()), (reference, images().double())):
-            model.zero_grad(set_to_none=False)
+        for model, batch in ((network, images()), (plain, images()), (reference, images().double())):
+            model.zero_grad()
             model(batch).square().mean().backward()
             gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-        assert relative_difference(*gradients) < 1e-2
+        ours, pytorchs, expected = gradients
+        assert relative_difference(ours, expected) < 2 * relative_difference(pytorchs, expected) + 1e-5
     for ours, theirs in zip(network.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
 

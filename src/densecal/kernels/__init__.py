@@ -28,7 +28,8 @@ def accelerate(network: Model, *, training: bool, kernels: bool = True, graphs: 
         network: On its device; in evaluation mode unless it is to be trained.
         training: Whether the network is to be trained, or only predicts.
         kernels: Use the Triton kernels if Triton is installed.
-        graphs: Replay passes as CUDA graphs. Then gradients must not be accumulated over several batches.
+        graphs: Replay passes as CUDA graphs. Then gradients must not be accumulated over several batches, and
+            ``zero_grad`` must set them to None, as it does by default.
 
     Returns:
         The network itself, or a copy of it.
