@@ -29,7 +29,7 @@ def replay(network: nn.Module, training: bool) -> None:
 
     A small network spends most of a step waiting for Python to launch its kernels. A graph launches them all at once.
     Weights may change later, in place. Layers and hooks may not. The gradients of a replayed step live in fixed memory
-    that the next replay overwrites, so they must not be accumulated over several batches, and ``zero_grad`` must set them
+    that the next replay overwrites: they must not be accumulated over several batches, and ``zero_grad`` must set them
     to None, as it does by default.
 
     A recording keeps the memory of a pass. Only a few predictions are recorded, and none when less than half of the
