@@ -452,7 +452,7 @@ def tensors_two(path: Path) -> None:
     [
         ("a.nii", "nibabel", "medical"),
         ("a.h5", "h5py", "zarr"),
-        ("a.zarr", "zarr", "zarr"),
+        ("a.zarr", "numcodecs", "zarr"),
         ("a.tif", "rasterio", "geo"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,14 @@ from densecal.io.readers.stored import check_numbers, check_size, choose_array, 
 from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete HDF5 file"
+_DEFLATE, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
+"""Filters of HDF5 that are read."""
+_MORE = 1 << 16
+"""Bytes by which a stored chunk, or one that becomes too long, may be longer than it says."""
+_INFLATION = 1032
+"""Deflate makes data at most this much smaller."""
+_MAX_INFLATED = 1 << 26
+"""Chunks that could not inflate to more than this are decoded without a check."""
 
 
 class _Dataset:
@@ -25,14 +34,37 @@ class _Dataset:
     channels: None = None
     geometry: None = None
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name = dataset, name
         self.shape: tuple[int, ...] = dataset.shape
         self.dtype: np.dtype[Any] = dataset.dtype
 
     def read(self, window: Window = ()) -> NDArray[Any]:
         """Read values from the file."""
-        return np.asarray(self._dataset[window])
+        with readable(self._name, _EXPECTED):
+            self._check_chunks(window)
+            return np.asarray(self._dataset[window])
+
+    def _check_chunks(self, window: Window) -> None:
+        """Refuse chunks that would become more than they are: the HDF5 library does not ask how long they get."""
+        lengths = self._dataset.chunks
+        if lengths is None:
+            return
+        kinds = _filters(self._dataset)
+        size = math.prod(lengths) * self.dtype.itemsize
+        whole = tuple(slice(0, length) for length in self.shape)
+        for parts in self._dataset.iter_chunks((*window, *whole[len(window) :])):
+            start = tuple(part.start // length * length for part, length in zip(parts, lengths, strict=True))
+            about = self._dataset.id.get_chunk_info_by_coord(start)
+            if about.byte_offset is None:
+                continue  # not stored: all values are the fill value
+            if about.size > size + size // 8 + _MORE:
+                raise InputError(self._name, f"a chunk of {about.size:,} bytes", _EXPECTED)
+            deflated = _DEFLATE in kinds and not about.filter_mask >> kinds.index(_DEFLATE) & 1
+            if deflated and about.size * _INFLATION > _MAX_INFLATED:
+                stored = self._dataset.id.read_direct_chunk(start)[1]
+                if len(zlib.decompressobj().decompress(stored, size + _MORE + 1)) > size + _MORE:
+                    raise InputError(self._name, "a chunk that is longer than it says", _EXPECTED)
 
     def read_void(self, window: Window = ()) -> None:
         """Return nothing: such files do not mark values as missing."""
@@ -56,4 +88,15 @@ def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset
         check_numbers(dataset.dtype, name)
         check_size(dataset.shape, name, max_values)
         check_size((math.prod(dataset.chunks or ()),), name, max(max_values, 1 << 22))
-        yield _Dataset(dataset)
+        kinds = _filters(dataset)
+        other = [kind for kind in kinds if kind not in (_DEFLATE, _SHUFFLE, _CHECKSUM, _LZF)]
+        if other or (kinds.count(_DEFLATE) + kinds.count(_LZF)) > 1:
+            found = f"the filter {other[0]}" if other else "values compressed twice"
+            raise InputError(name, found, "values compressed by gzip or lzf, or not at all")
+        yield _Dataset(dataset, name)
+
+
+def _filters(dataset: Any) -> list[int]:
+    """Return the numbers of the filters that values went through."""
+    properties = dataset.id.get_create_plist()
+    return [int(properties.get_filter(position)[0]) for position in range(properties.get_nfilters())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -68,8 +69,9 @@ def _read_header(stream: BinaryIO, name: str) -> Any:
     kind = _SIZES.get(int.from_bytes(start, "little"), _SIZES.get(int.from_bytes(start, "big")))
     if kind is None:
         raise InputError(name, "not a NIfTI file, whatever its name", _EXPECTED)
-    stream.seek(0)
-    header = getattr(nibabel, kind).from_fileobj(stream)
+    # followed by no extensions, whatever the file says: they may have any length
+    size = int(kind == "Nifti2Header") * 192 + 348
+    header = getattr(nibabel, kind).from_fileobj(io.BytesIO(start + stream.read(size - 4) + bytes(4)))
     if not bytes(header["magic"]).startswith((b"n+1", b"n+2")):
         raise InputError(name, "a header without its values", "one file of header and values")
     return header
