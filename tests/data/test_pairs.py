@@ -43,7 +43,8 @@ def test_a_softmax_map_is_resized_only_if_its_size_differs_from_that_of_the_mask
     stored = np.random.default_rng(0).dirichlet(np.ones(3), size).transpose(2, 0, 1).astype(np.float32)
     np.save(tmp_path / "x.npy", stored)
     Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6) % 3).save(tmp_path / "x.png")
-    prediction, labels, was_resized = read_class_pair(Pair("x", tmp_path / "x.npy", tmp_path / "x.png"), classes=3)
+    read = read_class_pair(Pair("x", tmp_path / "x.npy", tmp_path / "x.png"), classes=3)
+    prediction, labels, was_resized = read.prediction, read.labels, read.resized
     assert was_resized is resized
     assert prediction.shape == (3, *labels.shape) == (3, 4, 6)
     if not resized:

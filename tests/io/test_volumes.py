@@ -224,7 +224,7 @@ def test_a_batch_of_one_and_channels_last_are_read(tmp_path):
 
 def pair_map(path: Path, options: MapOptions = AS_STORED) -> np.ndarray:
     np.save(path.with_name("mask.npy"), softmax_map().argmax(axis=0).astype(np.uint8))
-    return read_class_pair(Pair("a", path, path.with_name("mask.npy")), K, options=options)[0]
+    return read_class_pair(Pair("a", path, path.with_name("mask.npy")), K, options=options).prediction
 
 
 # ------------------------------------------------------------------ geometry
@@ -246,7 +246,8 @@ def test_a_map_in_one_format_fits_its_mask_in_another(tmp_path, name):
     labels = softmax_map().argmax(axis=0).astype(np.uint8)
     mask = write_nifti(tmp_path / "mask.nii.gz", labels)
     path = WRITERS[name](tmp_path / name, softmax_map())
-    p, y, resized = read_class_pair(Pair("a", path, mask), K)
+    read = read_class_pair(Pair("a", path, mask), K)
+    p, y, resized = read.prediction, read.labels, read.resized
     assert np.array_equal(p, softmax_map())
     assert np.array_equal(y, labels)
     assert not resized
@@ -310,7 +311,8 @@ def test_volumes_written_by_simpleitk_fit_each_other_in_all_formats(tmp_path):
             sitk.WriteImage(image, str(tmp_path / f"{name}.{kind}"), kind != "mhd")
     for kind in ("nii.gz", "mha", "nrrd", "mhd"):
         for other in ("nii.gz", "mha", "nrrd", "mhd"):
-            p, y, _ = read_class_pair(Pair("a", tmp_path / f"map.{kind}", tmp_path / f"mask.{other}"), K)
+            both = read_class_pair(Pair("a", tmp_path / f"map.{kind}", tmp_path / f"mask.{other}"), K)
+            p, y = both.prediction, both.labels
             assert np.array_equal(p, softmax_map())
             assert np.array_equal(y, labels)
 
@@ -338,7 +340,8 @@ def test_bands_of_a_geotiff_are_classes(tmp_path, more):
     p = np.tile(softmax_map()[:, 0], (1, 6, 7))
     path = write_raster(tmp_path / "a.tif", p, **more)
     mask = write_raster(tmp_path / "mask.tif", p.argmax(axis=0).astype(np.uint8))
-    read, labels, _ = read_class_pair(Pair("a", path, mask), K)
+    both = read_class_pair(Pair("a", path, mask), K)
+    read, labels = both.prediction, both.labels
     assert np.array_equal(read, p)
     assert np.array_equal(labels, p.argmax(axis=0))
 
@@ -350,7 +353,8 @@ def test_pixels_without_data_are_void(tmp_path):
     y[0, 0] = 99
     path = write_raster(tmp_path / "a.tif", p, nodata=-9999.0)
     mask = write_raster(tmp_path / "mask.tif", y, nodata=99)
-    read, labels, _ = read_class_pair(Pair("a", path, mask), K)
+    both = read_class_pair(Pair("a", path, mask), K)
+    read, labels = both.prediction, both.labels
     void = np.zeros(y.shape, bool)
     void[1, 2:4] = void[0, 0] = True
     assert np.array_equal(labels == 255, void)

@@ -90,10 +90,14 @@ class MapData:
                 read = read_foreground_pair(pair, self.mask_void, options=self.maps)
                 prediction = read.prediction
                 labels = np.where(read.valid, read.mask.foreground, np.uint8(VOID))
-                masks = torch.from_numpy(labels.astype(np.int64))[None, None]
             else:
-                prediction, labels, _ = read_class_pair(pair, self.classes, self.ignore_index, options=self.maps)
-                masks = torch.from_numpy(labels.astype(np.int64))[None]
+                several = read_class_pair(pair, self.classes, self.ignore_index, options=self.maps)
+                prediction, labels = several.prediction, several.labels
+            if labels.ndim == 3:
+                _refuse_images(pair, self.images)
+            prediction, labels = _as_picture(prediction, labels.ndim), _as_picture(labels, labels.ndim)
+            masks = torch.from_numpy(labels.astype(np.int64))[None]
+            masks = masks[None] if self.classes == 1 else masks
             if self.images is not None:
                 yield Batch(map_logits(prediction), masks, _read_photograph(self.images, pair.stem, masks.shape[-2:]))
             else:  # without images, pixels are independent, so a large map may come in chunks
@@ -139,8 +143,12 @@ def apply(
     check_outputs("calibrate apply", map_targets(out, stems, ("png", "npy")), inputs, force)
     for pair in track(maps, "Calibrating", progress):
         prediction = read_map(pair.prediction, calibrator.num_classes, options=options)
+        space = prediction.ndim - (calibrator.num_classes > 1)
+        if space == 3:
+            _refuse_images(pair, source)
         photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
-        p = _calibrate(calibrator, prediction, photograph)
+        p = _calibrate(calibrator, _as_picture(prediction, space), photograph)
+        p = p.reshape(len(p), *prediction.shape[-space:])
         write_plane(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, "calibrate apply")
     return len(maps)
 
@@ -235,7 +243,8 @@ def control_class_risks(
     for unit in _units(predictions, masks, groups, progress, maps.strip_suffix):
         parts = {label: RiskCurve() for label in range(classes)}
         for pair in unit:
-            prediction, labels, _ = read_class_pair(pair, classes, void, options=maps)
+            read = read_class_pair(pair, classes, void, options=maps)
+            prediction, labels = read.prediction, read.labels
             valid = labels != void
             truth = labels[valid]
             for label in np.unique(truth).tolist():
@@ -266,6 +275,17 @@ def _units(
     for pair, group in zip(pairs, stems if groups is None else groups.of(stems), strict=True):
         units.setdefault(group, []).append(pair)
     yield from track(list(units.values()), "Reading maps", progress)
+
+
+def _as_picture(array: Array, space: int) -> Array:
+    """Return a volume (..., D, H, W) as a picture (..., D * H, W), for what looks at single pixels."""
+    return array.reshape(*array.shape[:-3], -1, array.shape[-1]) if space == 3 else array
+
+
+def _refuse_images(pair: Pair, images: Source | None) -> None:
+    """Refuse photographs beside volumes."""
+    if images is not None:
+        raise InputError(pair.prediction, "a volume beside photographs (--images)", "a calibrator without images")
 
 
 def map_logits(prediction: Array) -> Tensor:

@@ -169,6 +169,9 @@ def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evalua
     rows = total.meter.sketch.image_rows()
     if not rows[:, 0].any():
         raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
+    if 0 < total.findings.volumes < len(total.stems):
+        found = f"{total.findings.volumes} volumes among {len(total.stems)} files"
+        raise InputError(predictions, found, "volumes alone, or pictures alone")
     record = total.record(part.name, part.dataset, part.skipped, part.groups)
     return Evaluation(record, total.stems, rows, part.groups)
 

@@ -133,7 +133,8 @@ class _Header:
         try:
             self.name, self.dataset = (_text(given[key]) for key in ("name", "dataset"))
             self.settings = _settings(given["settings"])
-            findings = {field.name: _count(given["findings"][field.name]) for field in dataclasses.fields(Findings)}
+            counted = given["findings"]
+            findings = {field.name: _count(counted.get(field.name, 0)) for field in dataclasses.fields(Findings)}
             self.skipped = in_order(SkippedFile(_text(file), _text(reason)) for file, reason in given["skipped"])
         except (KeyError, TypeError, ValueError) as error:
             raise container.error(f"a header that makes no sense ({error!r})", _EXPECTED) from None
@@ -191,7 +192,7 @@ def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> Exa
     if "matrix" in integers:
         fits = total_count(integers["matrix"]) == total_count(state["top"][:, :2])
     else:
-        full = total.settings.full and total.settings.ignore_index is None
+        full = total.settings.full and total.settings.ignore_index is None and not total.findings.volumes
         fits = integers["images"].tolist() == [scored, scored if full else 0]
     if not fits or any((value < 0).any() for value in integers.values()):
         raise container.error("segmentation scores of other images", _EXPECTED)

@@ -114,7 +114,8 @@ class Total:
         """Return an empty meter whose sums are those of ``segmentation``."""
         if not self.settings.binary:
             return ConfusionMeter(self.settings.classes or 1)
-        return SegmentationMeter(full=self.settings.full and self.settings.ignore_index is None)
+        structure = self.settings.full and self.settings.ignore_index is None and not self.findings.volumes
+        return SegmentationMeter(full=structure)
 
     def record(
         self, name: str, dataset: str, skipped: Iterable[SkippedFile] = (), groups: Sequence[str] | None = None
@@ -208,6 +209,11 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
         warnings.append(
             f"{findings.grey_masks} masks hold values other than 0 and 255: they were cut at > 127, for segmentation "
             "scores at > 128"
+        )
+    if findings.unplaced:
+        warnings.append(
+            f"{findings.unplaced} of {findings.volumes} volumes do not say how far voxels are apart: their distances "
+            "are in voxels, not in mm"
         )
     if findings.resized:
         what = "their logits were" if settings.maps.logits else "they were"

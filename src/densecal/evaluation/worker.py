@@ -78,6 +78,14 @@ class Findings:
     full_masks: int = 0
     grey_masks: int = 0
     resized: int = 0
+    volumes: int = 0
+    unplaced: int = 0
+    """Volumes whose files do not say the distance of voxels."""
+
+    def note_space(self, axes: int, spacing: tuple[float, ...] | None) -> None:
+        """Count an image of so many axes of space."""
+        self.volumes += axes == 3
+        self.unplaced += axes == 3 and spacing is None
 
     def add(self, other: Findings) -> None:
         """Add the findings of other pairs."""
@@ -135,7 +143,8 @@ class _BinaryScorer:
 
     def __init__(self, settings: Settings, part: Part) -> None:
         self.settings, self.part = settings, part
-        self.segmentation = SegmentationMeter(full=settings.full and settings.ignore_index is None)
+        self.pictures = SegmentationMeter(full=settings.full and settings.ignore_index is None)
+        self.volumes = SegmentationMeter(full=False)
         self.meter: CalibrationMeter | None = None
         self.byte_counts: list[Array] = []
         self.byte_positions: list[int] = []
@@ -146,10 +155,13 @@ class _BinaryScorer:
         prediction, mask, void, middle = read.prediction, read.mask.foreground, read.mask.void, read.mask.middle
         self.part.findings.resized += read.resized
         self.part.findings.grey_masks += read.mask.grey
+        spacing = read.spacing
+        segmentation = self.volumes if mask.ndim == 3 else self.pictures
+        self.part.findings.note_space(mask.ndim, spacing)
         is_float = np.issubdtype(prediction.dtype, np.floating)
         if is_float:
-            self._score_floats(prediction, mask, void)
-        zones = boundary_zones(mask, None if void is None else ~void) if self.settings.full else None
+            self._score_floats(prediction, mask, void, spacing)
+        zones = boundary_zones(mask, None if void is None else ~void, spacing) if self.settings.full else None
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
@@ -162,9 +174,9 @@ class _BinaryScorer:
         reference = mask if middle is None else mask & ~middle
         if prediction.dtype == np.uint8:
             counts = self._score_bytes(prediction, mask, zones)
-            self.segmentation.update(prediction, reference, counts if middle is None else None)
+            segmentation.update(prediction, reference, counts if middle is None else None)
         else:
-            self.segmentation.update(prediction, reference)
+            segmentation.update(prediction, reference)
             if is_float:
                 _inspect_floats(self.part.findings, prediction, mask)
                 if self.settings.entropy:
@@ -196,13 +208,15 @@ class _BinaryScorer:
             self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
         return counts
 
-    def _score_floats(self, prediction: Array, mask: Array, void: Array | None) -> None:
+    def _score_floats(
+        self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
+    ) -> None:
         if self.meter is None:
             self.meter = self.settings.calibration_meter()
         labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
-        self.meter.update(prediction[None], labels[None])
+        self.meter.update(prediction[None, None], labels[None, None], spacing=spacing)
 
     def finish(self, fold: bool) -> None:
         if self.byte_counts:
@@ -211,7 +225,8 @@ class _BinaryScorer:
                 self.part.rows[position] = row
             _inspect_levels(self.part.findings, counts)
         self.part.floats = _meter_state(self.meter, fold)
-        self.part.segmentation = self.segmentation.exact_sums()
+        self.part.segmentation = self.pictures.exact_sums()
+        self.part.segmentation.merge(self.volumes.exact_sums())
 
 
 class _ClassScorer:
@@ -227,17 +242,17 @@ class _ClassScorer:
     def score(self, pair: Pair) -> None:
         settings = self.settings
         assert settings.classes is not None
-        prediction, labels, resized = read_class_pair(
-            pair, settings.classes, self.void, settings.max_pixels, settings.maps
-        )
-        self.meter.update(prediction[None], labels[None])
+        read = read_class_pair(pair, settings.classes, self.void, settings.max_pixels, settings.maps)
+        prediction, labels = read.prediction, read.labels
+        self.part.findings.note_space(labels.ndim, read.spacing)
+        self.meter.update(prediction[None], labels[None], spacing=read.spacing)
         image = ConfusionMeter(settings.classes)
         for rows in row_chunks(labels.shape):
             image.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
         self.confusion.merge(image)
         self.part.overlaps.append(class_overlap(image))
         self.part.is_float.append(True)
-        self.part.findings.resized += resized
+        self.part.findings.resized += read.resized
         self.part.findings.maps += 1
 
     def finish(self, fold: bool) -> None:

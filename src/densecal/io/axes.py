@@ -79,7 +79,7 @@ def find_axes(stored: LazyArray, name: str, classes: int | None, options: MapOpt
     """
     shape, several = stored.shape, classes not in (None, 1)
     if space is None:
-        space = _axes_of_space(stored, several)
+        space = _axes_of_space(stored, several, options)
     class_axis = _class_axis(stored, several, space, options)
     kept = [axis for axis in range(len(shape)) if axis != class_axis]
     # axes of length 1 in front: a batch of one image, one channel, one slice
@@ -111,10 +111,12 @@ def check_order(name: str, frame: Frame, other: Frame, options: MapOptions) -> N
         raise InputError(name, f"a volume of shape {frame.shape}, whose axes may be (Z, Y, X) or (X, Y, Z)", expected)
 
 
-def _axes_of_space(stored: LazyArray, several: bool) -> int:
+def _axes_of_space(stored: LazyArray, several: bool, options: MapOptions) -> int:
     """Return how many axes of space an array has, where no mask says it."""
     if stored.geometry is not None:
         return len(stored.geometry.steps)
+    if options.axes is not None:
+        return 3
     known = len(stored.shape) - (stored.channels is not None)
     return 3 if stored.channels is None and several and known >= 4 and stored.shape[0] != 1 else 2
 

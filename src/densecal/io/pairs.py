@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.axes import check_order
-from densecal.io.geometry import Frame, check_geometry
+from densecal.io.geometry import Frame, Geometry, check_geometry
 from densecal.io.map_files import StoredMap, read_stored_map
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.map_values import to_probabilities
@@ -39,16 +39,44 @@ class ForegroundPair:
         prediction: uint8 or uint16 levels, or floats in [0, 1], (H, W).
         mask: Foreground, background and void.
         resized: Whether the map had another size.
+        geometry: Where the pixels of the map lie, if its format says it.
     """
 
     prediction: Array
     mask: ForegroundMask
     resized: bool
+    geometry: Geometry | None = None
+
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Distance of voxels along every axis, in mm; ``None`` for pictures, and where no file says it."""
+        return _spacing(self.mask.geometry or self.geometry, self.prediction.ndim)
 
     @property
     def valid(self) -> NDArray[np.bool_]:
         """Where the mask is not void."""
         return np.ones(self.prediction.shape, bool) if self.mask.void is None else ~self.mask.void
+
+
+@dataclass(frozen=True)
+class ClassPair:
+    """A map of K classes at the size of its mask.
+
+    Attributes:
+        prediction: Probabilities (K, H, W) or (K, D, H, W).
+        labels: Class indices; void pixels have the label of void.
+        resized: Whether the map had another size.
+        spacing: Distance of voxels along every axis, in mm; ``None`` for pictures, and where no file says it.
+    """
+
+    prediction: Array
+    labels: NDArray[np.uint8]
+    resized: bool
+    spacing: tuple[float, ...] | None = None
+
+
+def _spacing(geometry: Geometry | None, axes: int) -> tuple[float, ...] | None:
+    return geometry.spacing if geometry is not None and axes == 3 else None
 
 
 def read_foreground_pair(
@@ -65,7 +93,7 @@ def read_foreground_pair(
     if pair.mask is None:
         stored = read_stored_map(pair.prediction, None, max_pixels, options)
         values = to_probabilities(stored.values, False) if options.logits else stored.values
-        return ForegroundPair(values, ForegroundMask(np.zeros(values.shape, bool), stored.void), False)
+        return ForegroundPair(values, ForegroundMask(np.zeros(values.shape, bool), stored.void), False, stored.geometry)
     mask = read_foreground(pair.mask, str(pair.mask), ignore_index, max_pixels, options)
     if mask.foreground.size == 0:
         raise InputError(pair.mask, "no pixels", "at least one pixel")
@@ -74,7 +102,7 @@ def read_foreground_pair(
     if stored.void is not None:
         void = stored.void if mask.void is None else stored.void | mask.void
         mask = replace(mask, void=void, foreground=mask.foreground & ~void)
-    return ForegroundPair(prediction, mask, resized)
+    return ForegroundPair(prediction, mask, resized, stored.geometry)
 
 
 def read_class_pair(
@@ -83,7 +111,7 @@ def read_class_pair(
     ignore_index: int | None = None,
     max_pixels: int = MAX_PIXELS,
     options: MapOptions = AS_STORED,
-) -> tuple[Array, NDArray[np.uint8], bool]:
+) -> ClassPair:
     """Read a softmax map and its mask of K classes.
 
     Args:
@@ -92,9 +120,6 @@ def read_class_pair(
         ignore_index: Label of void pixels; 255 unless given.
         max_pixels: Refuse larger files.
         options: How the map is stored.
-
-    Returns:
-        The map (K, H, W) at the size of the mask, the labels (H, W), and whether the map had another size.
     """
     assert pair.mask is not None
     void = VOID if ignore_index is None else ignore_index
@@ -102,7 +127,7 @@ def read_class_pair(
     stored = _read_map(pair, classes, max_pixels, options, mask.frame)
     prediction, resized = _at_size(stored, pair, mask.frame, options, True)
     labels = mask.labels if stored.void is None else np.where(stored.void, np.uint8(void), mask.labels)
-    return prediction, labels, resized
+    return ClassPair(prediction, labels, resized, _spacing(mask.geometry or stored.geometry, labels.ndim))
 
 
 def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -67,6 +68,7 @@ class CalibrationMeter(Shareable):
         masks: Any = None,
         *,
         logits: Any = None,
+        spacing: Sequence[float] | None = None,
     ) -> None:
         """Count a batch: NumPy arrays, tensors, or arrays of any library that has ``__dlpack__`` or ``__array__``.
 
@@ -75,10 +77,13 @@ class CalibrationMeter(Shareable):
         Args:
             probabilities: Binary: (B, 1, H, W), (B, H, W), (H, W) or (N,), floats in [0, 1] of any dtype, or uint8 or
                 uint16 levels. K classes: (B, K, H, W), (K, H, W) or (N, K). Shapes without B hold one image.
+                Volumes: (B, 1, D, H, W) and (B, K, D, H, W).
                 They are counted where they are: on the CPU, or on a CUDA device.
             masks: Binary: the same shape (with or without the channel), 0 and 1. Softmax: (B, H, W), (H, W) or
-                (N,) class indices. Multi-label: as the probabilities.
+                (N,) class indices, of volumes (B, D, H, W). Multi-label: as the probabilities.
             logits: Instead of ``probabilities``; their sigmoid or softmax is computed in float64.
+            spacing: Distance of pixels along every axis, such as (2.5, 0.8, 0.8) in mm for volumes: boundary bands
+                are measured in its unit. Without it they are measured in pixels.
 
         Raises:
             ValueError: Shapes, labels or values that do not fit. Class probabilities must sum to 1 within 0.02. Where
@@ -90,14 +95,16 @@ class CalibrationMeter(Shareable):
         assert scores is not None
         array = as_array(scores)
         values, labels, shape = self._align(array, beside(as_array(masks), array))
+        if spacing is not None and len(spacing) != len(shape):
+            raise ValueError(f"spacing along {len(spacing)} axes; expected {len(shape)}, one for every axis of space")
         valid = None if self.ignore_index is None else self._valid(labels, self.ignore_index)
         wrong = self._wrong_labels(labels, valid)
         if not is_float(values):
             if logits is not None:
                 raise TypeError(f"logits of type {values.dtype}; expected floats")
-            self._update_levels(values, labels, valid, shape)
+            self._update_levels(values, labels, valid, shape, spacing)
         else:
-            zones = self._zones(labels, valid, shape) if self.sketch.boundary else None
+            zones = self._zones(labels, valid, shape, spacing) if self.sketch.boundary else None
             with self._lock:
                 self.sketch.update(values, labels, valid, zones, logits is not None)
         if wrong is not None:
@@ -159,17 +166,19 @@ class CalibrationMeter(Shareable):
         classes = self.sketch.num_classes
         shape, mask_shape = tuple(values.shape), tuple(masks.shape)
         if classes == 1:
-            if values.ndim == 4 and values.shape[1] == 1:
+            # only with its channel is a volume told from a batch of pictures
+            most = 4 if values.ndim == 5 else 3
+            if values.ndim in (4, 5) and values.shape[1] == 1:
                 values = values[:, 0]
-            if masks.ndim == 4 and masks.shape[1] == 1:
+            if masks.ndim == most + 1 and masks.shape[1] == 1:
                 masks = masks[:, 0]
-            if values.shape != masks.shape or values.ndim not in (1, 2, 3) or 0 in values.shape:
+            if values.shape != masks.shape or not 1 <= values.ndim <= most or 0 in values.shape:
                 raise ValueError(
                     f"probabilities of shape {shape} and masks of shape {mask_shape}; "
-                    "expected the same shape (B, 1, H, W), (B, H, W), (H, W) or (N,)"
+                    "expected the same shape (B, 1, D, H, W), (B, 1, H, W), (B, H, W), (H, W) or (N,)"
                 )
-            size = values.shape[1:] if values.ndim == 3 else values.shape
-            batch = len(values) if values.ndim == 3 else 1
+            size = values.shape[1:] if values.ndim >= 3 else values.shape
+            batch = len(values) if values.ndim >= 3 else 1
             labels = binary_labels(masks, self.ignore_index)
             return values.reshape(batch, 1, -1), labels.reshape(batch, 1, -1), tuple(size)
         if values.ndim == 2:
@@ -185,6 +194,7 @@ class CalibrationMeter(Shareable):
                 f"probabilities of shape {shape} and masks of shape {mask_shape}; "
                 f"expected (B, {classes}, H, W) and "
                 + ("(B, H, W) class indices" if self.sketch.softmax else f"(B, {classes}, H, W) zeros and ones")
+                + ", or volumes with (D, H, W)"
             )
         to_labels = integer_labels if self.sketch.softmax else binary_labels
         labels = to_labels(masks, self.ignore_index)
@@ -213,16 +223,25 @@ class CalibrationMeter(Shareable):
             )
         return None
 
-    def _zones(self, labels: Array, valid: Array | None, shape: tuple[int, ...]) -> Array | None:
+    def _zones(
+        self, labels: Array, valid: Array | None, shape: tuple[int, ...], spacing: Sequence[float] | None
+    ) -> Array | None:
         """Return the boundary zones (B, P), or None for flat inputs and multi-label maps, which have no boundary."""
-        if len(shape) != 2 or (not self.sketch.softmax and self.sketch.num_classes > 1):
+        if len(shape) < 2 or (not self.sketch.softmax and self.sketch.num_classes > 1):
             return None
         maps = to_host(labels).reshape(-1, *shape)
         valid_maps = [None] * len(maps) if valid is None else to_host(valid).reshape(-1, *shape)
-        zones = np.stack([boundary_zones(m, v) for m, v in zip(maps, valid_maps, strict=True)])
+        zones = np.stack([boundary_zones(m, v, spacing) for m, v in zip(maps, valid_maps, strict=True)])
         return beside(zones.reshape(len(zones), -1), labels)
 
-    def _update_levels(self, values: Array, labels: Array, valid: Array | None, shape: tuple[int, ...]) -> None:
+    def _update_levels(
+        self,
+        values: Array,
+        labels: Array,
+        valid: Array | None,
+        shape: tuple[int, ...],
+        spacing: Sequence[float] | None,
+    ) -> None:
         levels = to_host(values)
         if levels.dtype not in (np.uint8, np.uint16) or self.sketch.num_classes > 1:
             raise TypeError(
@@ -230,12 +249,12 @@ class CalibrationMeter(Shareable):
             )
         maps = levels[:, 0].reshape(len(values), *shape)
         masks = to_host(labels)[:, 0].reshape(len(labels), *shape) == 1
-        bands = self.sketch.boundary and len(shape) == 2
+        bands = self.sketch.boundary and len(shape) >= 2
         valid_maps = [None] * len(maps) if valid is None else to_host(valid).reshape(len(maps), *shape)
         total: NDArray[np.int64] | None = None
         rows = []
         for level_map, mask, keep in zip(maps, masks, valid_maps, strict=True):
-            zones = boundary_zones(mask, keep) if bands else None
+            zones = boundary_zones(mask, keep, spacing) if bands else None
             if keep is not None:
                 level_map, mask, zones = level_map[keep], mask[keep], None if zones is None else zones[keep]
             counts = count_levels(level_map, mask, zones, 1 if zones is None else ZONES)
@@ -270,8 +289,8 @@ class CalibrationResult:
         accuracy: Share of correct pixels.
         mean_confidence: Mean probability of the winning class.
         ece_image_mean: Mean of the per-image ECEs.
-        ece_boundary_5: ECE within 5 pixels of a boundary in the mask.
-        ece_boundary_15: ECE within 15 pixels of it.
+        ece_boundary_5: ECE within 5 pixels of a boundary in the mask, in volumes 5 mm.
+        ece_boundary_15: ECE within 15 pixels or mm of it.
         ece_foreground: ECE of the foreground probability against the mask (binary and multi-label).
         sce: Static (class-wise, equal-width) calibration error.
         ace: Adaptive (class-wise, equal-mass) calibration error.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from densecal.metrics.geometry import boundary_distance_squared
+from densecal.metrics.volumes import volume_zones
 
 BOUNDARY_DISTANCES = (5, 15)
-"""Widths in pixels of the two boundary bands."""
+"""Widths of the two boundary bands: in pixels, or for volumes in the unit of their spacing."""
 ZONES = len(BOUNDARY_DISTANCES) + 1
 MAX_LEVEL = 65535
 """Integer maps are counted by 16-bit level; an 8-bit level v is the 16-bit level 257 v."""
@@ -22,8 +24,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def boundary_zones(labels: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
-    """Return the zone of every pixel (H, W): 0 within 5 pixels of another class, 1 within 15, 2 beyond."""
+def boundary_zones(
+    labels: NDArray[Any], valid: NDArray[np.bool_] | None = None, spacing: Sequence[float] | None = None
+) -> NDArray[np.uint8]:
+    """Return the zone of every pixel: 0 within 5 pixels or millimetres of another class, 1 within 15, 2 beyond.
+
+    Args:
+        labels: (H, W) or (D, H, W) class map.
+        valid: False on void pixels, which bound no class.
+        spacing: Distance of pixels along every axis; without it, distances are in pixels.
+    """
+    if labels.ndim != 2 or spacing is not None:
+        return volume_zones(labels, valid, spacing, BOUNDARY_DISTANCES)
     squared = boundary_distance_squared(labels, BOUNDARY_DISTANCES[-1], valid)
     zones = np.zeros(squared.shape, np.uint8)
     for distance in BOUNDARY_DISTANCES:

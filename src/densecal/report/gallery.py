@@ -167,7 +167,8 @@ def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], floa
         truth = pictures.mask(read.mask.foreground, void)
     else:
         ignored = VOID if settings.ignore_index is None else settings.ignore_index
-        p, labels, _ = read_class_pair(pair, settings.classes or 1, ignored)
+        several = read_class_pair(pair, settings.classes or 1, ignored)
+        p, labels = several.prediction, several.labels
         void = labels == ignored
         truth = pictures.labels(labels, void)
     if np.issubdtype(p.dtype, np.integer):

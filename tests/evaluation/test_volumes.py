@@ -1,0 +1,211 @@
+"""Volumes from end to end: evaluate, calibrate and risk-control against brute force in float64."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from densecal.calibrate.folders import control_risk
+from densecal.errors import InputError
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.worker import Settings
+from densecal.metrics import CalibrationMeter
+from tests.metrics.reference import equal_width
+from tests.running import run
+
+K = 3
+SHAPE = (8, 9, 10)  # Z, Y, X
+SPACING = (2.5, 0.8, 1.0)
+AFFINE = np.diag([*SPACING[::-1], 1.0])
+CASES = [f"case{i}" for i in range(4)]
+
+
+def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Smooth class probabilities (K, Z, Y, X) and labels that they are roughly right about."""
+    rng = np.random.default_rng(seed)
+    z = gaussian_filter(rng.normal(size=(K, *SHAPE)), (0, 2, 2, 2)) * 14
+    y = (z + rng.normal(size=z.shape)).argmax(axis=0).astype(np.uint8)
+    p = np.exp(z)
+    return (p / p.sum(axis=0)).astype(np.float32), y
+
+
+def save(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> None:
+    path.parent.mkdir(exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(array.T, affine), path)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("volumes")
+    for seed, case in enumerate(CASES):
+        p, y = draw(seed)
+        save(root / "softmax" / f"{case}.nii.gz", p)
+        save(root / "labels" / f"{case}.nii.gz", y)
+        save(root / "maps" / f"{case}.nii.gz", p[1])
+        save(root / "masks" / f"{case}.nii.gz", (y == 1).astype(np.uint8))
+    return root
+
+
+def pooled(binary: bool) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Confidence and correctness of all voxels, and the predictions and labels of every case."""
+    cases = []
+    for seed in range(len(CASES)):
+        p, y = draw(seed)
+        p = p.astype(np.float64)
+        cases.append((p[1], (y == 1).astype(int)) if binary else (p, y.astype(int)))
+    if binary:
+        confidence = [np.maximum(p, 1 - p) for p, _ in cases]
+        correct = [(p > 0.5) == y for p, y in cases]
+    else:
+        confidence = [p.max(axis=0) for p, _ in cases]
+        correct = [p.argmax(axis=0) == y for p, y in cases]
+    return np.ravel(confidence), np.ravel(correct).astype(float), cases
+
+
+def near_other_class(labels: np.ndarray, distance: float) -> np.ndarray:
+    """Tell which voxels have one of another class within a distance in mm, voxel by voxel."""
+    positions = np.array(list(product(*map(range, labels.shape)))) * SPACING
+    flat = labels.ravel()
+    near = [
+        (np.linalg.norm(positions[flat != flat[i]] - positions[i], axis=1) <= distance + 1e-9).any()
+        for i in range(len(flat))
+    ]
+    return np.array(near)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_evaluate_measures_the_voxels_of_all_cases(root, binary):
+    folders, settings = (("maps", "masks"), None) if binary else (("softmax", "labels"), Settings(classes=K))
+    record = evaluate(root / folders[0], root / folders[1], settings=settings).record
+    confidence, correct, _ = pooled(binary)
+    assert record.pixels == len(CASES) * np.prod(SHAPE)
+    assert record.images == len(CASES)
+    assert record.calibration["ece_ew"] == pytest.approx(equal_width(confidence, correct, 10)["ece"], abs=1e-12)
+    assert record.calibration["accuracy"] == pytest.approx(correct.mean(), abs=1e-12)
+    size, cuts = np.prod(SHAPE), range(0, len(correct), np.prod(SHAPE))
+    own = [equal_width(confidence[i : i + size], correct[i : i + size], 10)["ece"] for i in cuts]
+    assert record.calibration["ece_image_mean"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert not record.warnings
+
+
+def test_boundary_bands_of_volumes_are_in_millimetres(root):
+    record = evaluate(root / "softmax", root / "labels", settings=Settings(classes=K)).record
+    fast = evaluate(root / "softmax", root / "labels", settings=Settings(classes=K, full=False)).record
+    confidence, correct, cases = pooled(False)
+    # far apart in millimetres, the band of 5 mm leaves voxels out
+    coarse = 10.0
+    meter = CalibrationMeter(num_classes=K)
+    for p, y in cases:
+        meter.update(p[None], y[None], spacing=[coarse * s for s in SPACING])
+    near = np.concatenate([near_other_class(y, 15.0 / coarse) for _, y in cases])
+    assert 0 < near.sum() < near.size
+    expected = equal_width(confidence[near], correct[near], 10)["ece"]
+    assert meter.compute().ece_boundary_15 == pytest.approx(expected, abs=1e-12)
+    near = np.concatenate([near_other_class(y, 5.0) for _, y in cases])
+    expected = equal_width(confidence[near], correct[near], 10)["ece"]
+    assert record.calibration["ece_boundary_5"] == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(fast.calibration["ece_boundary_5"])
+
+
+def test_the_case_is_the_unit_of_intervals(root):
+    evaluation = evaluate(root / "maps", root / "masks")
+    meter = CalibrationMeter()
+    for p, y in pooled(True)[2]:
+        meter.update(p[None, None], y[None, None])
+    assert evaluation.record.calibration.ci["ece_ew"] == pytest.approx(meter.compute().ci["ece_ew"], abs=1e-12)
+    assert len(evaluation.rows) == len(CASES)
+
+
+def test_a_meter_counts_volumes_with_a_channel_axis():
+    p, y = draw(0)
+    whole, flat = CalibrationMeter(), CalibrationMeter()
+    whole.update(p[None, 1:2], y[None, None] == 1)
+    flat.update(p[1].ravel(), (y == 1).ravel())
+    assert whole.compute().ece_em == flat.compute().ece_em
+    assert not np.isnan(whole.compute().ece_boundary_5)
+    levels = CalibrationMeter()
+    levels.update(np.rint(p[None, 1:2] * 255).astype(np.uint8), y[None] == 1, spacing=SPACING)
+    assert levels.compute().pixels == p[1].size
+    with pytest.raises(ValueError, match=r"expected the same shape \(B, 1, D, H, W\)"):
+        CalibrationMeter().update(p[None], (y == 1)[None])
+    with pytest.raises(ValueError, match="spacing along 3 axes; expected 2"):
+        CalibrationMeter().update(p[0, 0], y[0] == 1, spacing=SPACING)
+
+
+def test_volumes_without_a_spacing_are_named(root, tmp_path):
+    for name in ("maps", "masks"):
+        (tmp_path / name).mkdir()
+    for seed, case in enumerate(CASES):
+        p, y = draw(seed)
+        np.save(tmp_path / "maps" / f"{case}.npy", p[1])
+        np.save(tmp_path / "masks" / f"{case}.npy", y == 1)
+    record = evaluate(tmp_path / "maps", tmp_path / "masks").record
+    assert record.warnings == (
+        "4 of 4 volumes do not say how far voxels are apart: their distances are in voxels, not in mm",
+    )
+    same = evaluate(root / "maps", root / "masks").record
+    assert record.calibration["ece_ew"] == same.calibration["ece_ew"]
+
+
+def test_volumes_and_pictures_are_not_mixed(root, tmp_path):
+    for name in ("maps", "masks"):
+        (tmp_path / name).mkdir()
+        for path in (root / name).iterdir():
+            (tmp_path / name / path.name).symlink_to(path)
+    np.save(tmp_path / "maps" / "flat.npy", draw(0)[0][1, 0])
+    np.save(tmp_path / "masks" / "flat.npy", draw(0)[1][0] == 1)
+    with pytest.raises(InputError, match="4 volumes among 5 files; expected volumes alone, or pictures alone"):
+        evaluate(tmp_path / "maps", tmp_path / "masks")
+
+
+@pytest.mark.parametrize("folders", [("maps", "masks"), ("softmax", "labels", "--classes", K)])
+def test_parts_of_volumes_merge_into_the_whole(root, tmp_path, folders):
+    maps, masks, *options = folders
+    assert run("evaluate", root / maps, root / masks, *options, "--json", tmp_path / "all.json")[0] == 0
+    parts = []
+    for part in (CASES[:1], CASES[1:]):
+        for name in (maps, masks):
+            folder = tmp_path / part[0] / name
+            folder.mkdir(parents=True)
+            for case in part:
+                (folder / f"{case}.nii.gz").symlink_to(root / name / f"{case}.nii.gz")
+        parts.append(tmp_path / f"{part[0]}.sketch")
+        paths = (tmp_path / part[0] / name for name in (maps, masks))
+        assert run("evaluate", *paths, *options, "--dataset", "d", "--partial", parts[-1])[0] == 0
+    assert run("merge", *parts, "--json", tmp_path / "merged.json")[0] == 0
+    whole, merged = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("all", "merged"))
+    for key in ("pixels", "segmentation", "segmentation_ci", "warnings"):
+        assert whole[key] == merged[key]
+    intervals = whole["calibration"].pop("ci"), merged["calibration"].pop("ci")
+    assert whole["calibration"] == pytest.approx(merged["calibration"], abs=1e-12)
+    assert intervals[0]["ece_ew"] == pytest.approx(intervals[1]["ece_ew"], abs=1e-12)
+
+
+def test_a_temperature_is_fitted_on_voxels(root, tmp_path):
+    arguments = ("calibrate", "fit", "temperature")
+    assert run(*arguments, root / "softmax", root / "labels", "--classes", K, "--out", tmp_path / "c.json")[0] == 0
+    fitted = json.loads((tmp_path / "c.json").read_text())["temperature"]
+    z = np.concatenate([np.log(p).reshape(K, -1) for p, _ in pooled(False)[2]], axis=1)
+    y = np.concatenate([labels.ravel() for _, labels in pooled(False)[2]])
+
+    def nll(s: float) -> float:
+        scaled = s * z - np.log(np.exp(s * z).sum(axis=0))
+        return -scaled[y, np.arange(len(y))].mean()
+
+    assert nll(1 / fitted) <= min(nll(1 / fitted * 1.001), nll(1 / fitted * 0.999))
+
+
+def test_risk_is_controlled_per_case(root):
+    control = control_risk(root / "maps", root / "masks", 0.4)
+    cases = pooled(True)[2]
+    missed = [[(p[y == 1] < t).mean() for p, y in cases] for t in np.linspace(0, 1, 501)]
+    # with n cases, the bound of a new case is (n * mean + 1) / (n + 1)
+    allowed = (len(cases) * np.mean(missed, axis=1) + 1) / (len(cases) + 1) <= 0.4
+    assert control.threshold == pytest.approx(np.linspace(0, 1, 501)[allowed].max(), abs=0.003)
+    assert control.images == len(CASES)
