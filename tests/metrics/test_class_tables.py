@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from densecal.metrics import CalibrationMeter
+from densecal.metrics.binned import class_atoms
 from densecal.metrics.class_tables import (
-    class_atoms,
     class_figures,
     thresholded_adaptive_error,
     thresholded_error,

@@ -101,3 +101,30 @@ def test_the_curve_says_nothing_where_there_are_no_values():
     curve = smooth_curve(Atoms(np.array([0.9, 0.95]), np.array([10**6, 10**6]), np.array([900_000, 950_000])))
     assert np.isnan(curve.accuracy[:60]).all()
     assert curve.accuracy[[90, 95]] == pytest.approx([0.9, 0.95], abs=1e-3)
+
+
+# ------------------------------------------------------------------ the formula where relplot does not follow it
+
+
+@pytest.mark.parametrize("spread", [2.0, 7.0, 15.0])
+@pytest.mark.parametrize("levels", [None, 255])
+def test_the_exact_error_is_the_integral_however_many_pixels_are_at_0_and_1(spread, levels):
+    f, y = make(3, 0.6, 3000, spread)
+    f = np.round(f * levels) / levels if levels else f
+    error, sigma = smooth_error(atoms_of(f, y), exact=True)
+    assert error == pytest.approx(integral(f, y, sigma), rel=3e-4)
+    below = sigma - 1 / 1024
+    assert integral(f, y, below) > below * (1 - 3e-4)
+
+
+def test_relplot_counts_pixels_at_0_and_1_by_half():
+    """90 of 100 pixels are surely and rightly background; of the others, which are 0.7, 4 in 10 are foreground."""
+    atoms = Atoms(np.array([0.0, 0.7]), np.array([90, 10]), np.array([0, 4]))
+    assert smooth_error(atoms, exact=True)[0] == pytest.approx(0.03, abs=1e-4)
+    assert smooth_error(atoms)[0] == pytest.approx(0.03 / 0.55, abs=2e-3)
+
+
+def test_a_wide_kernel_is_reflected_at_both_ends():
+    f, y = np.array([0.05, 0.9, 1.0]), np.array([1, 0, 0])
+    error, sigma = smooth_error(atoms_of(f, y), exact=True)
+    assert error == pytest.approx(integral(f, y, sigma), rel=2e-3)

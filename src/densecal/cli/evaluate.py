@@ -277,13 +277,20 @@ def report_evaluations(
     from densecal.evaluation.ood import compare_ood
     from densecal.evaluation.record import to_file
     from densecal.io.atomic import write_json, write_text
-    from densecal.report.tables import binning_table, comparison_table, csv_text, figure_table, latex_text
+    from densecal.report.tables import (
+        binning_table,
+        comparison_table,
+        csv_text,
+        decomposition_table,
+        figure_table,
+        latex_text,
+    )
 
     records = [evaluation.record for evaluation in evaluations]
     others = [evaluation.record for evaluation in outside]
     out = console(json, csv, latex)
     if len(records) > 1:
-        out.print(comparison_table(records), binning_table(records))
+        out.print(comparison_table(records), binning_table(records), decomposition_table(records))
     else:
         out.print(figure_table(records[0]))
     everything = records + others

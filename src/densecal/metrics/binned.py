@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.metrics.curves import Atoms, ReliabilityCurve, equal_mass
+from densecal.metrics.curves import Atoms, ReliabilityCurve
 from densecal.metrics.exact import sum_products
 from densecal.metrics.levels import MAX_LEVEL
 from densecal.metrics.sketch import Sketch
@@ -72,11 +72,19 @@ def _with_levels(
     return ReliabilityCurve.from_sums(count + total[0], value + sums, hits + total[1])
 
 
-def adaptive_calibration_error(sketch: Sketch) -> float:
-    """Return the class-wise calibration error with equal-mass bins."""
+def class_atoms(sketch: Sketch) -> list[Atoms]:
+    """Return the probabilities of every class: background and foreground of a binary map, else one per channel."""
+    if sketch.num_classes > 1:
+        return [Atoms.from_counts(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
+    foreground = Atoms.from_counts(*sketch.class_atoms(0))
+    return [foreground.mirror(), foreground]
+
+
+def foreground_atoms(sketch: Sketch, classes: list[Atoms]) -> Atoms | None:
+    """Return the foreground probabilities, all channels of multi-label maps together; None for a softmax."""
+    if sketch.softmax:
+        return None
     if sketch.num_classes == 1:
-        foreground = Atoms.from_counts(*sketch.class_atoms(0))
-        atoms = [foreground.mirror(), foreground]
-    else:
-        atoms = [Atoms.from_counts(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
-    return float(np.mean([np.abs(equal_mass(a, sketch.bins).gap).mean() for a in atoms]))
+        return classes[1]
+    columns = zip(*((atoms.value, atoms.count, atoms.hits) for atoms in classes), strict=True)
+    return Atoms.from_counts(*map(np.concatenate, columns))

@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 
 from densecal.metrics.arrays import Array, as_array, beside, is_float, namespace, on_host, to_host
 from densecal.metrics.binned import (
-    adaptive_calibration_error,
     band_ece,
+    class_atoms,
     classwise_curves,
     equal_width_curve,
+    foreground_atoms,
     foreground_curve,
 )
 from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
+from densecal.metrics.class_tables import adaptive_error, thresholded_adaptive_error
 from densecal.metrics.curves import Atoms, ReliabilityCurve, aurc, equal_mass, error_auroc, sweep
+from densecal.metrics.decomposition import decompose
 from densecal.metrics.inputs import binary_labels, integer_labels
 from densecal.metrics.levels import BOUNDARY_DISTANCES, ROW_SCALARS, ZONES, boundary_zones, level_rows
 from densecal.metrics.locking import Shareable, locked
 from densecal.metrics.segmentation import count_levels
 from densecal.metrics.sketch import Sketch
+from densecal.metrics.smooth import smooth_error
 
 
 class CalibrationMeter(Shareable):
@@ -296,6 +300,15 @@ class CalibrationResult:
         ace: Adaptive (class-wise, equal-mass) calibration error.
         auroc_error: AUROC of low confidence as a detector of wrong pixels.
         aurc: Area under the risk-coverage curve.
+        smece: Smooth calibration error of the winning class, as the package relplot computes it.
+        smece_exact: The same by its formula: relplot counts pixels at 0 and 1 by half.
+        smece_foreground: ``smece`` of the foreground probability (binary and multi-label).
+        smece_foreground_exact: ``smece_exact`` of the foreground probability.
+        tace: ``ace`` of the probabilities above 1 %.
+        brier_calibration: The part of the Brier score that the best rising recalibration would remove.
+        brier_refinement: The rest of it, which only a better model could remove.
+        nll_calibration: The part of the NLL that the best rising recalibration would remove.
+        nll_refinement: The rest of it.
         images: Number of images counted.
         pixels: Number of valid pixels counted.
         reliability: Equal-width curve of the winning class.
@@ -330,6 +343,15 @@ class CalibrationResult:
     ace: float
     auroc_error: float
     aurc: float
+    smece: float
+    smece_exact: float
+    smece_foreground: float
+    smece_foreground_exact: float
+    tace: float
+    brier_calibration: float
+    brier_refinement: float
+    nll_calibration: float
+    nll_refinement: float
     images: int = field(metadata={"scalar": False})
     pixels: int = field(metadata={"scalar": False})
     reliability: ReliabilityCurve = field(repr=False, metadata={"scalar": False})
@@ -357,6 +379,9 @@ class CalibrationResult:
         classwise = classwise_curves(sketch)
         foreground = foreground_curve(sketch, classwise)
         bands = [band_ece(sketch, band) for band in range(len(BOUNDARY_DISTANCES))]
+        classes = class_atoms(sketch)
+        of_foreground = foreground_atoms(sketch, classes)
+        decomposed = classes if sketch.num_classes > 1 else classes[1:]
         return cls(
             ece_ew=width.ece,
             oe_ew=width.oe,
@@ -380,9 +405,15 @@ class CalibrationResult:
             ece_boundary_15=bands[1],
             ece_foreground=math.nan if foreground is None else foreground.ece,
             sce=float(np.mean([curve.ece for curve in classwise])),
-            ace=adaptive_calibration_error(sketch),
+            ace=adaptive_error(classes, sketch.bins),
             auroc_error=error_auroc(top),
             aurc=aurc(top),
+            smece=smooth_error(top)[0],
+            smece_exact=smooth_error(top, exact=True)[0],
+            smece_foreground=math.nan if of_foreground is None else smooth_error(of_foreground)[0],
+            smece_foreground_exact=math.nan if of_foreground is None else smooth_error(of_foreground, exact=True)[0],
+            tace=thresholded_adaptive_error(classes, sketch.bins),
+            **decompose(pooled["brier"], pooled["nll"], decomposed, sketch.softmax),
             images=len(rows),
             pixels=top.total,
             reliability=width,

@@ -9,7 +9,6 @@ import numpy as np
 
 from densecal.metrics.curves import Atoms, equal_mass
 from densecal.metrics.decomposition import class_scores
-from densecal.metrics.sketch import Sketch
 
 TACE_THRESHOLD = 0.01
 """Probabilities up to here are left out of the thresholded error, as Nixon et al. (2019) do."""
@@ -38,14 +37,6 @@ class ClassFigures:
     brier_calibration: float
     nll: float
     nll_calibration: float
-
-
-def class_atoms(sketch: Sketch) -> list[Atoms]:
-    """Return the probabilities of every class: background and foreground of a binary map, else one per channel."""
-    if sketch.num_classes > 1:
-        return [Atoms.from_counts(*sketch.class_atoms(k)) for k in range(sketch.num_classes)]
-    foreground = Atoms.from_counts(*sketch.class_atoms(0))
-    return [foreground.mirror(), foreground]
 
 
 def class_figures(atoms: Atoms, bins: int) -> ClassFigures:
@@ -79,6 +70,11 @@ def thresholded_error(atoms: Atoms, bins: int, threshold: float = TACE_THRESHOLD
 def thresholded_adaptive_error(classes: list[Atoms], bins: int) -> float:
     """Return TACE: the mean thresholded error of the classes that are ever given more than the threshold."""
     return float(np.nanmean([thresholded_error(atoms, bins) for atoms in classes]))
+
+
+def adaptive_error(classes: list[Atoms], bins: int) -> float:
+    """Return ACE: the mean gap over classes and over equal-mass bins."""
+    return float(np.mean([_mean_gap(atoms, bins) for atoms in classes]))
 
 
 def _mean_gap(atoms: Atoms, bins: int) -> float:

@@ -64,18 +64,21 @@ def class_scores(atoms: Atoms) -> ClassScores:
     return ClassScores(brier(atoms.value), brier(q), float(nll), float(-xlogy(hits, q).sum()))
 
 
-def decompose(brier: float, nll: float, classes: list[Atoms]) -> dict[str, float]:
+def decompose(brier: float, nll: float, classes: list[Atoms], softmax: bool = True) -> dict[str, float]:
     """Return calibration and refinement of both scores of a model.
 
     Args:
         brier: Its Brier score, a mean over pixels: for a single foreground probability (p - y)^2, else over classes.
         nll: Its NLL, a mean over pixels.
         classes: The probabilities of every class, or of the foreground alone.
+        softmax: Whether several classes share a pixel. Else each is a foreground probability with pixels of its own.
     """
-    total = classes[0].total
-    if len(classes) == 1:
-        refined = _refined_foreground(classes[0])
+    if len(classes) == 1 or not softmax:
+        total = sum(atoms.total for atoms in classes)
+        parts = [_refined_foreground(atoms) for atoms in classes]
+        refined = sum(part[0] for part in parts), sum(part[1] for part in parts)
     else:
+        total = classes[0].total
         scores = [class_scores(atoms) for atoms in classes]
         refined = sum(score.brier_refined for score in scores), sum(score.nll_refined for score in scores)
     refinement = {"brier": min(refined[0] / total, brier), "nll": min(refined[1] / total, nll)}

@@ -9,15 +9,19 @@ are looked at. Small changes of f change smECE little, which is not true of erro
 
 The grids are those of the authors' package relplot, so that numbers can be compared with published ones: sigma is the
 smallest multiple of 2^-10, from 2^-9 on, with smECE_sigma <= sigma; values are shared out between the two nearest of
-1001 points or more; |r| is averaged over 200 points or more; the kernel ends at a distance of 1/2; and a pixel at
-exactly 0 or 1 is not doubled by reflection, so that it weighs half. `docs/measures.md` says what that changes.
+1001 points or more; |r| is averaged over 200 points or more; the kernel ends at a distance of 1/2; and what lies on the
+grid points 0 and 1 is not doubled by reflection, so that it weighs half. Segmentation models are that sure of most
+pixels, which makes relplot's number up to twice that of the formula. With ``exact`` those pixels weigh as much as any
+other, |r| is integrated over 1001 points or more, and the kernel does not end before it is 0.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
 
 from densecal.metrics.curves import Atoms, Floats
 
@@ -27,6 +31,8 @@ _WIDTHS = 1 << 10
 _NARROWEST = 2
 _POINTS, _POINTS_PER_WIDTH = 1000, 10
 _EVALUATED = 200
+_REACH = 9.0
+"""Bandwidths from the middle of the kernel where it is 0 in float64, for the exact error."""
 _LEAST_DENSITY = 1e-6
 """Where fewer pixels than this share are near, nothing is said about them."""
 
@@ -48,13 +54,14 @@ class SmoothCurve:
     density: Floats
 
 
-def smooth_error(atoms: Atoms) -> tuple[float, float]:
+def smooth_error(atoms: Atoms, exact: bool = False) -> tuple[float, float]:
     """Return smECE and its bandwidth.
 
     Args:
         atoms: Confidences with the number of correct pixels, or foreground probabilities with that of foreground.
+        exact: Follow the formula where relplot does not: pixels at 0 and 1 weigh as much as others.
     """
-    grids = _Grids(atoms)
+    grids = _Grids(atoms, exact)
     low, high = _NARROWEST - 1, _WIDTHS  # the error is above the narrower width, unless that is the narrowest
     while high - low > 1:
         middle = (low + high) // 2
@@ -68,7 +75,9 @@ def smooth_error(atoms: Atoms) -> tuple[float, float]:
 def smooth_curve(atoms: Atoms) -> SmoothCurve:
     """Return the smooth reliability diagram at the bandwidth of smECE."""
     error, bandwidth = smooth_error(atoms)
-    _, hits, density = _Grids(atoms).smooth(bandwidth, MESH)
+    gap, density = _Grids(atoms).smooth(bandwidth, MESH)
+    value, _ = _Grids(Atoms(atoms.value, atoms.count, np.zeros_like(atoms.hits))).smooth(bandwidth, MESH)
+    hits = value - gap
     mass = np.maximum(density, 0.0) / atoms.total
     seen = mass > _LEAST_DENSITY
     accuracy = np.full(MESH, np.nan)
@@ -79,32 +88,39 @@ def smooth_curve(atoms: Atoms) -> SmoothCurve:
 class _Grids:
     """Values shared out over regular grids, each of which is made once."""
 
-    def __init__(self, atoms: Atoms) -> None:
-        self._atoms = atoms
-        self._made: dict[int, list[Floats]] = {}
+    def __init__(self, atoms: Atoms, exact: bool = False) -> None:
+        self._atoms, self._exact = atoms, exact
+        self._made: dict[int, Floats] = {}
 
     def error(self, bandwidth: float) -> float:
         """Return smECE_sigma."""
-        value, hits, density = self.smooth(bandwidth, max(round(_POINTS_PER_WIDTH / bandwidth), _EVALUATED))
-        return float(np.abs(value - hits).sum() / density.sum())
+        least = _POINTS + 1 if self._exact else _EVALUATED
+        gap, density = self.smooth(bandwidth, max(round(_POINTS_PER_WIDTH / bandwidth), least))
+        residual = np.abs(gap)
+        if self._exact:
+            return float(np.trapezoid(residual) / np.trapezoid(density))
+        return float(residual.sum() / density.sum())
 
-    def smooth(self, bandwidth: float, points: int) -> list[Floats]:
-        """Return values f, outcomes y and numbers of pixels, smoothed, at points over [0, 1]."""
+    def smooth(self, bandwidth: float, points: int) -> tuple[Floats, Floats]:
+        """Return gaps f - y and numbers of pixels, smoothed, at points over [0, 1]."""
         cells = max(_POINTS, round(2 * _POINTS_PER_WIDTH / bandwidth) // 2)
         if cells not in self._made:
             self._made[cells] = self._share_out(cells)
-        distance = np.arange(cells + 1) / cells - 0.5
-        kernel = np.exp(-0.5 * (distance / bandwidth) ** 2)
         at, grid = np.linspace(0.0, 1.0, points), np.linspace(0.0, 1.0, cells + 1)
-        middle = (cells + 1) // 2
-        smoothed = []
-        for given in self._made[cells]:
-            mirrored = np.concatenate([given[:0:-1], given, given[-2::-1]])
-            smoothed.append(np.interp(at, grid, _convolve(mirrored, kernel)[middle : middle + cells + 1]))
-        return smoothed
+        if self._exact:
+            reach = min(math.ceil(_REACH * bandwidth * cells), 2 * cells)
+            around, first = reach, 0
+            distance = np.arange(-reach, reach + 1) / cells
+        else:
+            around, first = cells, (cells + 1) // 2
+            distance = np.arange(cells + 1) / cells - 0.5
+        mirrored = np.pad(self._made[cells], ((0, 0), (around, around)), "reflect")
+        kernel = np.exp(-0.5 * (distance / bandwidth) ** 2)
+        smoothed = _convolve(mirrored, kernel)[:, first : first + cells + 1]
+        return np.interp(at, grid, smoothed[0]), np.interp(at, grid, smoothed[1])
 
-    def _share_out(self, cells: int) -> list[Floats]:
-        """Return values, outcomes and numbers of pixels at the points of a grid."""
+    def _share_out(self, cells: int) -> Floats:
+        """Return gaps and numbers of pixels at the points of a grid."""
         atoms = self._atoms
         position = atoms.value * cells
         left = np.minimum(position.astype(np.int64), cells - 1)
@@ -116,11 +132,15 @@ class _Grids:
             return np.append(whole - upper, 0.0) + np.insert(upper, 0, 0.0)
 
         count = atoms.count.astype(np.float64)
-        return [spread(amount) for amount in (atoms.value * count, atoms.hits.astype(np.float64), count)]
+        shared = np.stack([spread(atoms.value * count - atoms.hits), spread(count)])
+        if self._exact:  # 0 and 1 are their own mirror images
+            shared[:, [0, -1]] *= 2.0
+        return shared
 
 
 def _convolve(values: Floats, kernel: Floats) -> Floats:
-    """Return the part of the convolution where the kernel lies inside the values."""
-    size = 1 << (len(values) + len(kernel) - 2).bit_length()
-    product = np.fft.rfft(values, size) * np.fft.rfft(kernel, size)
-    return np.asarray(np.fft.irfft(product, size)[len(kernel) - 1 : len(values)])
+    """Return the part of the convolution of rows where the kernel lies inside the values."""
+    length = values.shape[1]
+    size = next_fast_len(length, real=True)  # what wraps around falls outside of that part
+    product = rfft(values, size) * rfft(kernel, size)
+    return np.asarray(irfft(product, size)[:, len(kernel) - 1 : length])

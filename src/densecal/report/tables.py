@@ -57,6 +57,7 @@ COLUMNS = (
     _calibration("ece_em", "ECE em", r"ECE\textsubscript{EM}"),
     _calibration("ece_sweep", "ECE sweep", r"ECE\textsubscript{SWEEP}"),
     _calibration("ece_foreground", "ECE fg", r"ECE\textsubscript{fg}"),
+    _calibration("smece", "smECE", "smECE"),
     _calibration("brier", "Brier", "Brier"),
     _calibration("accuracy", "Acc.", "Acc.", max),
     _segmentation("f_max", "F max", r"$F_{\max}$"),
@@ -83,11 +84,22 @@ BINNINGS = {
     ),
 }
 """The columns of the paper's tables of other binnings, by what the bins are."""
+DECOMPOSITION = (
+    _calibration("smece_exact", "smECE exact", "smECE exact"),
+    _calibration("tace", "TACE", "TACE"),
+    _calibration("brier_calibration", "Brier calibration", "Brier calibration"),
+    _calibration("brier_refinement", "Brier refinement", "Brier refinement"),
+    Column("calibration", "nll_calibration", "NLL calibration", "NLL calibration", False, min, digits=4),
+    Column("calibration", "nll_refinement", "NLL refinement", "NLL refinement", False, min, digits=4),
+)
+"""What recalibration could remove of a score, and what only a better model could."""
 WEIGHTED = (
     "OE weighted: each bin's over-confidence times its confidence, the form of the paper's tables. "
     "OE: without that factor, the formula of the paper's text."
 )
 
+_PLAIN = ("sweep_bins", "nll", "nll_calibration", "nll_refinement", "ece_debias", "auroc_error", "aurc")
+"""Figures that are not shown in per cent."""
 _NOTES = {
     "ece_ew": "expected calibration error, equal-width bins",
     "oe_ew": "over-confidence part of it",
@@ -103,6 +115,15 @@ _NOTES = {
     "ece_foreground": "of the foreground probability",
     "sce": "class-wise, equal width",
     "ace": "class-wise, equal mass",
+    "smece": "smooth, without bins, as relplot computes it",
+    "smece_exact": "by its formula: pixels at 0 and 1 in full",
+    "smece_foreground": "smece of the foreground probability",
+    "smece_foreground_exact": "smece_exact of it",
+    "tace": "ace of probabilities above 1 %",
+    "brier_calibration": "what recalibration could remove",
+    "brier_refinement": "what only a better model could",
+    "nll_calibration": "what recalibration could remove",
+    "nll_refinement": "what only a better model could",
     "auroc_error": "low confidence finds errors",
     "aurc": "risk over coverage",
     "accuracy": "correct pixels",
@@ -122,6 +143,12 @@ def comparison_table(records: list[Record]) -> Table:
 def binning_table(records: list[Record]) -> Table:
     """Return the errors of other binnings, laid out like `comparison_table`."""
     return _comparison(records, _binnings(records), "Calibration in per cent, other binnings")
+
+
+def decomposition_table(records: list[Record]) -> Table:
+    """Return what recalibration could remove of the scores, laid out like `comparison_table`."""
+    title = "Calibration and refinement: what recalibration could remove of a score, and the rest (NLL in nats)"
+    return _comparison(records, _with_figures(DECOMPOSITION, records), title)
 
 
 def _comparison(records: list[Record], columns: Sequence[Column], title: str) -> Table:
@@ -148,7 +175,7 @@ def figure_table(record: Record) -> Table:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     calibration = record.calibration
     for key, value in calibration.items():
-        plain = key in ("sweep_bins", "nll", "ece_debias", "auroc_error", "aurc")
+        plain = key in _PLAIN
         interval = ""
         if ends := known_interval(calibration.ci, key):
             interval = " to ".join(f"{end:.4g}" if plain else percent(end) for end in ends)
@@ -187,11 +214,12 @@ def csv_text(records: list[Record]) -> str:
 def latex_text(records: list[Record]) -> str:
     """Return booktabs tables, with calibration in per cent and the best of each data set in bold.
 
-    The second table has the errors of other binnings.
+    The second table has the errors of other binnings, the third what recalibration could remove of the scores.
     """
     weighted = r"OE with a subscript: weighted by confidence, as in the paper's tables; OE: the formula of its text"
     head = [r"% densecal evaluate; needs \usepackage{booktabs}", f"% {weighted}", ""]
-    tables = [_latex_table(records, columns) for columns in (used_columns(records), _binnings(records))]
+    shown = (used_columns(records), _binnings(records), _with_figures(DECOMPOSITION, records))
+    tables = [_latex_table(records, columns) for columns in shown if columns]
     return "\n".join([*head, *tables])
 
 
