@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import nibabel
+import nrrd
 import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
@@ -15,7 +16,10 @@ from densecal.calibrate.folders import control_risk
 from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
+from densecal.io.map_files import read_map
+from densecal.io.readers.registry import find_reader
 from densecal.metrics import CalibrationMeter
+from tests.io.test_volumes import write_metaimage, write_nifti, write_nifti2, write_nrrd
 from tests.metrics.reference import equal_width
 from tests.running import run
 
@@ -209,3 +213,43 @@ def test_risk_is_controlled_per_case(root):
     allowed = (len(cases) * np.mean(missed, axis=1) + 1) / (len(cases) + 1) <= 0.4
     assert control.threshold == pytest.approx(np.linspace(0, 1, 501)[allowed].max(), abs=0.003)
     assert control.images == len(CASES)
+
+
+WRITERS = {"nii": write_nifti, "nii.gz": write_nifti, "b.nii": write_nifti2, "nrrd": write_nrrd, "mha": write_metaimage}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_apply_keeps_format_and_geometry(tmp_path, kind, several):
+    p, _ = draw(0)
+    (tmp_path / "maps").mkdir()
+    path = WRITERS[kind](tmp_path / "maps" / f"case.{kind}", p if several else p[1])
+    calibrator = {"densecal": "calibrator", "version": 1, "method": "temperature", "temperature": 2.0}
+    (tmp_path / "c.json").write_text(json.dumps(calibrator | {"classes": K if several else 1}))
+    arguments = ("calibrate", "apply", tmp_path / "c.json", tmp_path / "maps", "--out", tmp_path / "out")
+    assert run(*arguments)[0] == 0
+    assert run(*arguments)[0] == 0, "it may replace its own files"
+    written = tmp_path / "out" / path.name
+    z = np.log(p.astype(np.float64) if several else p[1] / (1 - p[1].astype(np.float64)))
+    expected = np.exp(z / 2) / np.exp(z / 2).sum(axis=0) if several else 1 / (1 + np.exp(-z / 2))
+    with find_reader(path)(path, None, 10**6) as source, find_reader(written)(written, None, 10**6) as result:
+        assert np.allclose(result.geometry.steps, source.geometry.steps, atol=1e-12)
+        assert np.allclose(result.geometry.origin, source.geometry.origin, atol=1e-12)
+        assert result.channels == source.channels
+        assert result.shape == source.shape
+    assert read_map(written, K if several else None) == pytest.approx(expected, abs=1e-6)
+    if "nii" in kind:
+        before, after = nibabel.load(path), nibabel.load(written)
+        assert np.array_equal(before.affine, after.affine)
+        assert before.shape == after.shape
+        assert after.get_data_dtype() == np.float32
+    elif kind == "nrrd":
+        values, _ = nrrd.read(str(written), index_order="C")
+        assert np.allclose(np.moveaxis(values, -1, 0) if several else values, expected, atol=1e-6)
+    path.replace(written)
+    assert run("calibrate", "apply", tmp_path / "c.json", tmp_path / "out", "--out", tmp_path / "out")[0] == 2
+    stranger = (tmp_path / "maps" / path.name, written)
+    stranger[0].write_bytes(written.read_bytes())
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "a file that densecal calibrate apply did not write" in err

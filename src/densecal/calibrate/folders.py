@@ -24,6 +24,7 @@ from densecal.io.masks import VOID, one_sided
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
+from densecal.io.volume_files import volume_kind, write_volume
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
@@ -119,6 +120,7 @@ def apply(
     """Write the calibrated maps of a folder of maps.
 
     8- and 16-bit maps become 16-bit PNG, because 8 bits would round what was calibrated; float maps become ``.npy``.
+    NIfTI, MetaImage and NRRD maps keep their format and geometry.
 
     Args:
         calibrator: A fitted calibrator.
@@ -140,7 +142,8 @@ def apply(
     stems = [pair.stem for pair in maps]
     source = None if images is None else _open_photographs(images, stems)
     inputs = chain((pair.prediction for pair in maps), () if source is None else source.files(), reads)
-    check_outputs("calibrate apply", map_targets(out, stems, ("png", "npy")), inputs, force)
+    targets = [target for pair in maps for target in _targets(out, pair)]
+    check_outputs("calibrate apply", targets, inputs, force)
     for pair in track(maps, "Calibrating", progress):
         prediction = read_map(pair.prediction, calibrator.num_classes, options=options)
         space = prediction.ndim - (calibrator.num_classes > 1)
@@ -149,8 +152,23 @@ def apply(
         photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
         p = _calibrate(calibrator, _as_picture(prediction, space), photograph)
         p = p.reshape(len(p), *prediction.shape[-space:])
-        write_plane(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, "calibrate apply")
+        _write(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, pair.prediction, space)
     return len(maps)
+
+
+def _targets(out: Path, pair: Pair) -> list[tuple[Path, str]]:
+    """Return the files that the map of a pair may get, each with its kind."""
+    kind = volume_kind(pair.prediction)
+    return map_targets(out, [pair.stem], ("png", "npy") if kind is None else (kind, "npy"))
+
+
+def _write(stem: Path, p: Array, source: Path, space: int) -> None:
+    """Write a calibrated map, in the format of its source if that is one of volumes."""
+    if volume_kind(source) is None or space == 2:
+        write_plane(stem, p, "calibrate apply")
+        return
+    p = p / np.float32(65535) if p.dtype == np.uint16 else p
+    write_volume(stem, p, source, "calibrate apply")
 
 
 def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | None) -> Array:

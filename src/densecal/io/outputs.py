@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -37,8 +38,13 @@ _HEADS = {
     "png": rb"\x89PNG\r\n\x1a\n.{25}.{4}tEXtSoftware\0densecal COMMAND",
     "onnx": rb"\x08.\x12\x08densecal",
     "sketch": rb"PK\x03\x04.{26}densecal COMMAND",
+    "nii": rb"(.{148}|.{240})densecal COMMAND\0",
+    "mha": rb"Comment = densecal COMMAND\n",
+    "nrrd": rb"NRRD0004\n# densecal COMMAND\n",
     "safetensors": rb'.{8}\{"__metadata__":\{"densecal":"COMMAND"',
 }
+NIFTI_SIZES = (348, 540)
+"""Bytes of the headers of NIfTI-1 and NIfTI-2, whose description is at byte 148 and 240."""
 _HEAD_BYTES = 1024
 _MOST_NAME_BYTES = 255
 """The limit of every common file system."""
@@ -157,9 +163,19 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
             head = stream.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "an output that can be read") from None
+    if kind == "nii.gz":
+        kind, head = "nii", _unpacked(head)
     if kind == "npy":
         own = head[:6] == b"\x93NUMPY" and int.from_bytes(head[8:10], "little") + 10 == NPY_HEADERS[command]
     else:
         pattern = _CSV_COLUMNS[command] if kind == "csv" else _HEADS[kind].replace(b"COMMAND", mark)
         own = re.match(pattern, head, re.DOTALL) is not None
     return own or not head
+
+
+def _unpacked(head: bytes) -> bytes:
+    """Return the beginning of a gzip file's content; other content as it is."""
+    try:
+        return zlib.decompressobj(47).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return head

@@ -1,0 +1,146 @@
+"""Maps of volumes on disk, in the format of the file that they were made from, with its geometry."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.io.atomic import write_atomically
+from densecal.io.geometry import Geometry
+from densecal.io.outputs import NIFTI_SIZES, software
+from densecal.io.readers.registry import find_reader
+from densecal.io.suffixes import suffix_of
+from densecal.io.urls import open_bytes
+
+_KINDS = {".nii": "nii", ".nii.gz": "nii.gz", ".mha": "mha", ".mhd": "mha", ".nrrd": "nrrd", ".nhdr": "nrrd"}
+_TO_LPS = np.array([-1.0, -1.0, 1.0])
+_COMPRESSION = 4
+"""Level of gzip: higher ones take several times as long for a few per cent."""
+
+Array = NDArray[Any]
+
+
+def volume_kind(source: Path) -> str | None:
+    """Return the format in which a map made from a file is written, ``None`` for files that are no volumes."""
+    return _KINDS.get(suffix_of(source))
+
+
+def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
+    """Write a map of the same grid as the file that it was made from, in the same format.
+
+    Args:
+        stem: The file without its suffix; may contain dots.
+        values: (D, H, W), or (K, D, H, W) for K classes.
+        source: The file.
+        command: The command that writes it, by which it recognises its files.
+    """
+    kind = volume_kind(source)
+    assert kind is not None
+    plain = np.ascontiguousarray(values, np.dtype(values.dtype).newbyteorder("<"))
+    path = stem.with_name(f"{stem.name}.{kind}")
+    if kind in ("nii", "nii.gz"):
+        content = _nifti_header(plain, source, command)
+    else:
+        reader = find_reader(source)
+        assert reader is not None
+        with reader(source, None, plain.size * 2) as stored:
+            geometry = stored.geometry
+        if values.ndim == 4:  # classes change first
+            plain = np.ascontiguousarray(np.moveaxis(plain, 0, -1))
+        header = _metaimage_header if kind == "mha" else _nrrd_header
+        content = header(plain, values.ndim == 4, geometry, command)
+
+    def write(stream: BinaryIO) -> None:
+        if kind == "nii.gz":
+            with gzip.GzipFile("", "wb", _COMPRESSION, stream, mtime=0) as packed:
+                packed.write(content)
+                packed.write(plain.data)
+        else:
+            stream.write(content)
+            stream.write(plain.data)
+
+    write_atomically(path, write)
+
+
+def _nifti_header(values: Array, source: Path, command: str) -> bytes:
+    """Return the header of a NIfTI file: that of the source, for other values."""
+    import nibabel
+
+    with open_bytes(source) as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        opened = gzip.GzipFile(fileobj=stream) if packed else stream
+        first = opened.read(4)
+        opened.seek(0)
+        kind = "Nifti2Header" if NIFTI_SIZES[1] in (int.from_bytes(first, order) for order in ("little", "big")) else (
+            "Nifti1Header"
+        )  # fmt: skip
+        given = getattr(nibabel, kind).from_fileobj(opened).as_byteswapped("<")
+    given.extensions.clear()
+    others = tuple(given.get_data_shape()[3:])
+    given.set_data_dtype(values.dtype)
+    given.set_data_shape((*values.shape[:-4:-1], *(others if values.ndim == 4 else ())))
+    given.set_slope_inter(1.0, 0.0)
+    given["descrip"] = software(command).encode()
+    given["cal_min"], given["cal_max"] = 0.0, 1.0
+    size = NIFTI_SIZES[kind == "Nifti2Header"] + 4
+    given["vox_offset"] = -(-size // 16) * 16
+    return bytes(given.binaryblock).ljust(int(given["vox_offset"]), b"\0")
+
+
+def _lps(geometry: Geometry) -> tuple[Array, Array]:
+    """Return the steps along x, y and z, and the origin, in ITK's world to the left, posterior and superior."""
+    return geometry.steps[::-1] * _TO_LPS, geometry.origin * _TO_LPS
+
+
+def _metaimage_header(values: Array, several: bool, geometry: Geometry | None, command: str) -> bytes:
+    assert geometry is not None
+    steps, origin = _lps(geometry)
+    spacing = np.linalg.norm(steps, axis=1)
+    lengths = values.shape[:3]
+    lines = {
+        "Comment": software(command),
+        "ObjectType": "Image",
+        "NDims": "3",
+        "BinaryData": "True",
+        "BinaryDataByteOrderMSB": "False",
+        "CompressedData": "False",
+        "TransformMatrix": _words(steps / spacing[:, None]),
+        "Offset": _words(origin),
+        "ElementSpacing": _words(spacing),
+        "DimSize": " ".join(map(str, lengths[::-1])),
+        "ElementNumberOfChannels": str(values.shape[3] if several else 1),
+        "ElementType": {"f4": "MET_FLOAT", "f8": "MET_DOUBLE"}[values.dtype.str[1:]],
+        "ElementDataFile": "LOCAL",
+    }
+    return "".join(f"{key} = {value}\n" for key, value in lines.items()).encode()
+
+
+def _nrrd_header(values: Array, several: bool, geometry: Geometry | None, command: str) -> bytes:
+    lines = [
+        "NRRD0004",
+        f"# {software(command)}",
+        f"type: {'float' if values.itemsize == 4 else 'double'}",
+        f"dimension: {values.ndim}",
+        f"sizes: {' '.join(map(str, values.shape[::-1]))}",
+        "encoding: raw",
+        "endian: little",
+        f"kinds: {'vector ' * several}domain domain domain",
+    ]
+    if geometry is not None:
+        steps, origin = _lps(geometry)
+        vectors = [f"({_words(step, ',')})" for step in steps]
+        lines.insert(3, "space: left-posterior-superior")
+        lines += [
+            f"space directions: {' '.join(['none'] * several + vectors)}",
+            f"space origin: ({_words(origin, ',')})",
+        ]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _words(numbers: Array, separator: str = " ") -> str:
+    return separator.join(repr(float(number)) for number in numbers.ravel())
