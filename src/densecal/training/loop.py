@@ -94,15 +94,10 @@ def train(
 def _train(
     config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric, first_stage: FirstStage | None
 ) -> CalibrationResult | None:
-    if fabric.global_rank == 0:
-        checkpoint.recover(out / "checkpoints")
-    fabric.barrier()
-    saved, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
-    if saved is None and problems:
-        raise InputError(out / "checkpoints", problems[0], "a sound checkpoint, or none to start again")
-    if saved is not None and first_stage is not None:
-        check_first_stage(out, saved, first_stage)
+    saved = _newest_checkpoint(out, resume, fabric)
     if saved is not None:
+        if first_stage is not None:
+            check_first_stage(out, saved, first_stage)
         check_epoch(saved, config.total_epochs)
         if saved.meta["epoch"] == config.total_epochs:
             return None
@@ -111,58 +106,83 @@ def _train(
         warnings.warn(note, stacklevel=2)
     _warn_of_long_warmup(run)
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
-    for problem in problems:
-        warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=2)
-    first_epoch, best_brier = 0, float("inf")
-    if saved is not None:
-        first_epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
-        restore(run, saved)
-    elif first_stage is not None:
-        first_epoch = config.optim.epochs
-        _take_over(run, first_stage, progress)
-        if fabric.global_rank == 0:
-            _write_config(config, out / "config.yaml")  # a kill from here on leaves a run that can be resumed
-            save_checkpoint(run, out, first_epoch, best_brier, improved=False)
-    log.keep(first_epoch)
-    if fabric.global_rank == 0:
-        _write_config(config, out / "config.yaml")
-        for name in CALIBRATOR_FILES:  # that of a shorter run, if it is being extended
-            (out / name).unlink(missing_ok=True)
-    result, first_start = None, time.perf_counter()
+    first_epoch, best_brier = _begin(run, out, log, saved, first_stage, progress)
+    result, start = None, time.perf_counter()
     with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first_epoch, config.total_epochs):
             if epoch == config.optim.epochs and run.position is None:
                 begin_second_stage(run)
                 best_brier = float("inf")
-            images = len(run.data.train)
-            if run.position is not None:  # the rest of an interrupted epoch
-                done = epoch_batches(images, config.optim.batch, epoch, config.engine.seed, 0, 1)[: run.position.step]
-                images -= sum(batch.whole for batch in done)
-            start = time.perf_counter()
+            images, epoch_start = _images_left(run, epoch), time.perf_counter()
             loss = train_epoch(run, epoch, progress)
             if run.position is not None:
                 save_checkpoint(run, out, epoch, best_brier, improved=False)
                 raise Preempted(
                     f"stopped after step {run.position.step} of epoch {epoch + 1}; --resume continues from there"
                 )
-            images_per_second = images / (time.perf_counter() - start)
+            speed = images / (time.perf_counter() - epoch_start)
             result = validate(run, progress)
             run.method.after_epoch(result)
-            log.write(_log_entry(run, epoch, loss, images_per_second, result))
-            seconds_per_epoch = (time.perf_counter() - first_start) / (epoch + 1 - first_epoch)
-            speed = {
-                "images_per_second": images_per_second,
-                "seconds_left": seconds_per_epoch * (config.total_epochs - epoch - 1),
-            }
-            figures = _progress_figures(loss, result, run.method) | speed
-            if fabric.global_rank == 0:
-                progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **figures)
+            log.write(_log_entry(run, epoch, loss, speed, result))
+            seconds_per_epoch = (time.perf_counter() - start) / (epoch + 1 - first_epoch)
+            seconds_left = seconds_per_epoch * (config.total_epochs - epoch - 1)
             improved = result.brier < best_brier
             best_brier = min(best_brier, result.brier)
             if fabric.global_rank == 0:
+                figures = _progress_figures(loss, result, run.method, speed, seconds_left)
+                progress(f"Epoch {epoch + 1} of {config.total_epochs}", 1, 1, **figures)
                 save_checkpoint(run, out, epoch + 1, best_brier, improved)
             fabric.barrier()
     return result
+
+
+def _newest_checkpoint(out: Path, resume: bool, fabric: Fabric) -> checkpoint.Checkpoint | None:
+    """Complete what a kill left of a save, and return the newest checkpoint to resume from."""
+    if fabric.global_rank == 0:
+        checkpoint.recover(out / "checkpoints")
+    fabric.barrier()
+    saved, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
+    if saved is None and problems:
+        raise InputError(out / "checkpoints", problems[0], "a sound checkpoint, or none to start again")
+    for problem in problems:
+        warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=3)
+    return saved
+
+
+def _begin(
+    run: Run,
+    out: Path,
+    log: Log,
+    saved: checkpoint.Checkpoint | None,
+    first_stage: FirstStage | None,
+    progress: Progress,
+) -> tuple[int, float]:
+    """Put a run where it goes on, and its folder in order; return the epoch and the best Brier score so far."""
+    epoch, best_brier = 0, float("inf")
+    if saved is not None:
+        epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
+        restore(run, saved)
+    elif first_stage is not None:
+        epoch = run.config.optim.epochs
+        _take_over(run, first_stage, progress)
+    log.keep(epoch)
+    if run.fabric.global_rank == 0:
+        _write_config(run.config, out / "config.yaml")
+        for name in CALIBRATOR_FILES:  # that of a shorter run, if it is being extended
+            (out / name).unlink(missing_ok=True)
+        if saved is None and first_stage is not None:  # a kill from here on leaves a run that can be resumed
+            save_checkpoint(run, out, epoch, best_brier, improved=False)
+    return epoch, best_brier
+
+
+def _images_left(run: Run, epoch: int) -> int:
+    """Return how many images an epoch has left: all of them, unless it was interrupted."""
+    images = len(run.data.train)
+    if run.position is None:
+        return images
+    optim, seed = run.config.optim, run.config.engine.seed
+    done = epoch_batches(images, optim.batch, epoch, seed, 0, 1)[: run.position.step]
+    return images - sum(batch.whole for batch in done)
 
 
 def _take_over(run: Run, first_stage: FirstStage, progress: Progress) -> None:
@@ -352,10 +372,13 @@ def validate(run: Run, progress: Progress = silent) -> CalibrationResult:
         raise InputError("data.validation", str(error), "validation masks with valid pixels") from None
 
 
-def _progress_figures(loss: float, result: CalibrationResult, method: Method) -> dict[str, float]:
+def _progress_figures(
+    loss: float, result: CalibrationResult, method: Method, images_per_second: float, seconds_left: float
+) -> dict[str, float]:
     """Return the figures shown beside the progress bar."""
     means = {name.removesuffix("_mean"): value for name, value in method.statistics().items() if name.endswith("_mean")}
-    return {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy, **means}
+    figures = {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy, **means}
+    return figures | {"images_per_second": images_per_second, "seconds_left": seconds_left}
 
 
 def save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improved: bool) -> None:
