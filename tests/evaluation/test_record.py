@@ -15,12 +15,15 @@ from densecal.evaluation.record import (
     ClassCurve,
     ConfidenceHistogram,
     Curve,
+    LogitCounts,
     OutOfDistribution,
     PairedDifference,
     Record,
     RecordSettings,
     Reliability,
+    Repair,
     SegmentationCurves,
+    SizeGroup,
     SkippedFile,
     Thresholds,
     TwoHistograms,
@@ -54,6 +57,9 @@ def full_record() -> Record:
         thresholds=Thresholds((3, 2), (1, 0), 3, 4),
         curves=SegmentationCurves((0.5,), (0.5,), (0.5,), (0.5,)),
         groups=4,
+        logits=LogitCounts(12.0, (3, 1), (0, 3)),
+        repair=Repair(2.0, 10, 11, 0.25, 0.125),
+        sizes=(SizeGroup("small", 0.0, 0.0625, 3, 0.25, -0.125),),
         ood=(
             OutOfDistribution(
                 "textures", 0.75, 0.5, TwoHistograms((1, 2), (3, 4)), TwoHistograms((5,), (6,)), small_record()

@@ -14,6 +14,7 @@ from PIL import Image
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
+from densecal.metrics.calibration import calibration_errors
 from densecal.report.gallery import Example
 from densecal.report.page import MOST_BYTES, Page, write_page
 from densecal.report.pictures import mask, photo, unit_map
@@ -196,6 +197,33 @@ def test_diagrams_tell_their_values_to_pointer_and_keys(opened, page):
     rows = texts(opened, "#reliability-panels details tbody tr")
     assert len(rows) == len(filled)
     assert f"{100 * curve.accuracy[filled[0]]:.2f} %" in rows[0]
+
+
+def test_a_temperature_moves_the_figures_as_it_would_on_the_maps(opened, page, folder):
+    record = next(r for r in page.records if r.name == SURE)
+    row = texts(opened, "#whatif-rows th").index(SURE)
+    cells = texts(opened, f"#whatif-rows tr:nth-of-type({row + 1}) td")
+    assert float(cells[0].split()[0]) == pytest.approx(100 * record.calibration["ece_ew"], abs=0.15)
+    assert float(cells[3].split()[0]) == pytest.approx(100 * record.calibration["brier"], abs=0.05)
+    opened.run(f"document.getElementById('whatif-of').value = {json.dumps(SURE)}")
+    opened.run("document.getElementById('whatif-best').click()")
+    opened.settle()
+    moved = texts(opened, f"#whatif-rows tr:nth-of-type({row + 1}) td")
+    temperature = float(texts(opened, "#whatif-value")[0])
+    maps = np.stack([np.asarray(Image.open(folder / "maps/sure" / f"{i:04}.png")) for i in range(COUNT)]) / 255.0
+    masks = np.stack([np.asarray(Image.open(folder / "masks" / f"{i:04}.png")) > 127 for i in range(COUNT)])
+    inside = np.clip(maps, 0.25 / 255, 1 - 0.25 / 255)
+    cooled = 1 / (1 + np.exp(-np.log(inside / (1 - inside)) / temperature))
+    expected = calibration_errors(cooled, masks)
+    assert float(moved[0].split()[0]) == pytest.approx(100 * expected.ece_ew, abs=0.3)
+    assert float(moved[3].split()[0]) == pytest.approx(100 * expected.brier, abs=0.1)
+    assert float(moved[0].split()[0]) < float(cells[0].split()[0])
+    assert moved[5] == cells[5]  # F at 0.5
+    opened.run(
+        "(e => { e.value = 70; e.dispatchEvent(new Event('input')); })(document.getElementById('whatif-threshold'))"
+    )
+    assert texts(opened, f"#whatif-rows tr:nth-of-type({row + 1}) td")[5] != moved[5]
+    assert opened.complaints == []
 
 
 def test_methods_can_be_left_out_of_the_diagrams(opened):

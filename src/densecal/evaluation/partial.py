@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.record import SkippedFile
+from densecal.evaluation.repair import BINS
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Findings, Settings
 from densecal.io.atomic import write_atomically
@@ -76,6 +77,9 @@ def pack_partial(part: Partial) -> bytes:
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
     if part.groups is not None:
         arrays[f"{EACH}groups"] = _to_bytes(part.groups)
+    if total.repair.shares:
+        arrays |= {"repair/counts": total.repair.counts, "repair/images": total.repair.images}
+        arrays[f"{EACH}shares"] = np.array(total.repair.shares, np.float64)
     if total.settings.entropy:
         arrays["entropy/histogram"] = total.entropy.histogram
         arrays[f"{EACH}entropy"] = np.array(total.entropy.images, np.float64)
@@ -117,6 +121,8 @@ def read_partial(path: Path) -> Partial:
         total.overlaps = list(overlaps)
         total.stems = _names(container, "names", images)
         groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
+        if f"{EACH}shares" in container:
+            _read_repair(container, total, images)
         if header.settings.entropy:
             total.entropy.histogram = container.array("entropy/histogram", "i8", (ENTROPY_BINS,))
             total.entropy.images = _each(container, "entropy", images, (-1,), 1.0).tolist()
@@ -197,6 +203,17 @@ def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> Exa
     if not fits or any((value < 0).any() for value in integers.values()):
         raise container.error("segmentation scores of other images", _EXPECTED)
     return ExactSums.from_integers(integers, floats)
+
+
+def _read_repair(container: Container, total: Total, images: int) -> None:
+    """Read what a temperature is fitted on, which older parts do not have."""
+    sums = total.repair
+    sums.counts = container.array("repair/counts", "i8", sums.counts.shape)
+    sums.images = container.array("repair/images", "i8", sums.images.shape)
+    sums.shares = _each(container, "shares", images, (-1,), 1.0).tolist()
+    pixels = int(total.meter.sketch.image_rows()[:, 0].sum())
+    if (sums.counts < 0).any() or (sums.images < 0).any() or total_count(sums.counts.reshape(-1, BINS)) != pixels:
+        raise container.error("pixels by logit that do not belong to its images", _EXPECTED)
 
 
 def _each(container: Container, name: str, images: int, shape: tuple[int, ...], most: float) -> Array:

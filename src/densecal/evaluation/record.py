@@ -160,6 +160,47 @@ class Entropy:
 
 
 @dataclass(frozen=True)
+class LogitCounts:
+    """Pixels by label in equal bins of the logit of the foreground probability, from -limit to limit."""
+
+    limit: float
+    background: tuple[int, ...]
+    foreground: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A temperature fitted on one half of the images, and the ECE of the other half before and after it."""
+
+    temperature: float
+    fitted_images: int
+    judged_images: int
+    ece_before: float
+    ece_after: float
+
+
+@dataclass(frozen=True)
+class SizeGroup:
+    """The images whose foreground covers more than ``above`` and up to ``up_to`` of them.
+
+    Attributes:
+        name: small, medium or large.
+        above: Share of the pixels.
+        up_to: Share of the pixels.
+        images: How many.
+        ece_ew: Their ECE.
+        gap: Their mean confidence minus their accuracy.
+    """
+
+    name: str
+    above: float
+    up_to: float
+    images: int
+    ece_ew: float
+    gap: float
+
+
+@dataclass(frozen=True)
 class TwoHistograms:
     """A quantity in and out of distribution, each in a hundred bins."""
 
@@ -222,6 +263,9 @@ class Record:
         calibrator: In benchmarks: the calibrator behind the model, "none" for the model as it is.
         more_bins: In benchmarks: the calibration figures for other numbers of bins.
         groups: Number of groups of images (patients, videos), where intervals resample groups.
+        logits: Pixels by label and logit; foreground maps only.
+        repair: What a temperature does on images that it was not fitted on; foreground maps only.
+        sizes: Calibration by the size of the foreground; foreground maps only.
     """
 
     name: str
@@ -243,6 +287,9 @@ class Record:
     calibrator: str | None = None
     more_bins: Mapping[str, Calibration] | None = None
     groups: int | None = None
+    logits: LogitCounts | None = None
+    repair: Repair | None = None
+    sizes: tuple[SizeGroup, ...] = ()
 
     def figure(self, section: str, key: str) -> float:
         """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""

@@ -23,6 +23,7 @@ from densecal.evaluation.record import (
     SkippedFile,
     Thresholds,
 )
+from densecal.evaluation.repair import RepairSums, size_groups
 from densecal.evaluation.worker import FEW_LEVELS, Findings, Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
@@ -53,6 +54,7 @@ class Total:
         self.entropy = EntropySums()
         self.overlaps: list[NDArray[np.float64]] = []
         """Dice and IoU of every image."""
+        self.repair = RepairSums()
         self.stems: list[str] = []
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
@@ -68,6 +70,7 @@ class Total:
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
         self.overlaps += part.overlaps
+        self.repair.merge(part.repair)
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -92,6 +95,7 @@ class Total:
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
         self.overlaps += other.overlaps
+        self.repair.merge(other.repair)
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -106,6 +110,8 @@ class Total:
         self.meter.sketch.rows.reorder(order)
         self.stems = [self.stems[i] for i in order]
         self.overlaps = [self.overlaps[i] for i in order]
+        if self.repair.shares:
+            self.repair.shares = [self.repair.shares[i] for i in order]
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
         return order
@@ -156,6 +162,10 @@ class Total:
             curves=curves,
             entropy=self._entropy() if self.settings.entropy else None,
             groups=None if groups is None else units,
+            logits=self.repair.logit_counts(),
+            # the images of one group may be in both halves
+            repair=self.repair.repair(self.settings.bins) if groups is None else None,
+            sizes=size_groups(result.rows, self.repair.shares),
         )
 
     def _label_warnings(self) -> list[str]:

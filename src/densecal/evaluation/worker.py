@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
@@ -112,6 +113,7 @@ class Part:
     overlaps: list[Array] = field(default_factory=list)
     """Dice and IoU of every image."""
     entropy: EntropySums = field(default_factory=EntropySums)
+    repair: RepairSums = field(default_factory=RepairSums)
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -174,6 +176,7 @@ class _BinaryScorer:
         reference = mask if middle is None else mask & ~middle
         if prediction.dtype == np.uint8:
             counts = self._score_bytes(prediction, mask, zones)
+            self.part.repair.add_map(pair.stem, counts)
             segmentation.update(prediction, reference, counts if middle is None else None)
         else:
             segmentation.update(prediction, reference)
@@ -181,8 +184,9 @@ class _BinaryScorer:
                 _inspect_floats(self.part.findings, prediction, mask)
                 if self.settings.entropy:
                     self.part.entropy.add_map(prediction)
+                self.part.repair.add_map(pair.stem, _word_counts(prediction, mask))
             else:
-                self._score_words(prediction, mask, zones)
+                self.part.repair.add_map(pair.stem, self._score_words(prediction, mask, zones))
         self.part.is_float.append(is_float)
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
         self.part.overlaps.append(foreground_overlap(prediction > half, reference))
@@ -195,10 +199,11 @@ class _BinaryScorer:
         self.part.rows.append(np.empty(0))
         return counts
 
-    def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> None:
-        counts = self._count(prediction, mask, zones).sum(axis=0)
+    def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
+        counts: Array = self._count(prediction, mask, zones).sum(axis=0)
         self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
         _inspect_levels(self.part.findings, counts[None])
+        return counts
 
     def _count(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
@@ -258,6 +263,15 @@ class _ClassScorer:
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)
         self.part.segmentation = self.confusion.exact_sums()
+
+
+def _word_counts(prediction: Array, mask: Array) -> Array:
+    """Return the counts (2, 65536) of a float map rounded to 16 bits."""
+    counts = np.zeros((2, 1 << 16), np.int64)
+    for rows in row_chunks(mask.shape):
+        words = np.rint(prediction[rows] * 65535.0).astype(np.uint16)
+        counts += count_levels(words, mask[rows])[0]
+    return counts
 
 
 def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:

@@ -82,6 +82,7 @@ def _record(record: Record, colours: Colours) -> Json:
         "histogram": asdict(reliability.histogram),
         "joint": {key: getattr(record.joint, key) for key in ("cells", "counts", "mean_confidence", "mean_accuracy")},
         "thresholds": None,
+        "logits": None if record.logits is None else asdict(record.logits),
         "curves": None,
     }
     if record.thresholds is not None:

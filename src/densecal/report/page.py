@@ -16,7 +16,7 @@ from densecal import __version__
 from densecal.evaluation.record import PairedDifference, Record
 from densecal.io.atomic import write_text
 from densecal.names import printable
-from densecal.report import sections
+from densecal.report import advice, sections
 from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
@@ -25,7 +25,7 @@ from densecal.report.tables import by_dataset, used_columns
 
 MOST_BYTES = 5_000_000
 """Largest size of a page, whatever the number of images."""
-_SCRIPTS = ("charts.js", "diagrams.js", "page.js", "gallery.js")
+_SCRIPTS = ("charts.js", "diagrams.js", "page.js", "whatif.js", "gallery.js")
 
 
 @dataclass
@@ -102,15 +102,22 @@ def _sections(page: Page) -> list[_Section]:
     def add(name: str, link: str, **values: Any) -> None:
         made.append(_Section(name, link, _render(f"{name}.html", **values)))
 
+    said, compared = advice.advices(records), advice.comparisons(page.paired)
+    if said or compared:
+        add("advice", "In words", advices=said, comparisons=compared)
     if records:
         columns = used_columns(records)
         best_first = {column.key: "ascending" if column.best is min else "descending" for column in columns}
         rows = sections.method_rows(records, columns)
         cards, differences = sections.summary_cards(records), sections.difference_rows(page.paired)
         add("summary", "Summary", cards=cards, differences=differences)
+        if page.examples:
+            add("gallery", "Worst images")
         add("methods", "Methods", columns=columns, best_first=best_first, titles=sections.TITLES, rows=rows)
         foreground = any(record.reliability.foreground is not None for record in records)
         add("reliability", "Reliability", foreground=foreground, classes=sections.class_names(records))
+        if any(record.logits for record in records):
+            add("whatif", "What if")
         if class_rows := sections.class_rows(records):
             add("classes", "Classes", rows=class_rows)
         add("joint", "Images")
@@ -120,8 +127,6 @@ def _sections(page: Page) -> list[_Section]:
         add("training", "Training", rows=sections.training_rows(runs))
     if any(run.alpha for run in runs):
         add("alpha", "Alpha")
-    if page.examples:
-        add("gallery", "Gallery")
     if any(record.ood for record in records):
         add("ood", "Out of distribution", rows=sections.ood_rows(records))
     notes = [*page.notes, *sections.record_notes(records)]

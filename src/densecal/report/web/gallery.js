@@ -65,7 +65,10 @@ function startGallery() {
   drawGallery();
 }
 
-if (data.records.length) startDiagrams();
+if (data.records.length) {
+  startDiagrams();
+  startWhatif();
+}
 startTraining();
 startAlpha();
 startGallery();

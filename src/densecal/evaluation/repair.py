@@ -1,0 +1,151 @@
+"""What a temperature would do: pixels by logit, in two halves of the images, and the calibration by size of object.
+
+The temperature is fitted on one half and judged on the other, so that the figure is one to expect on new images. Which
+half an image is in depends on its name alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit, logit
+
+from densecal.evaluation.record import LogitCounts, Repair, SizeGroup
+
+LIMIT = 12.0
+"""Logits beyond +-12 are counted in the outermost bins; the ends of a 16-bit map lie at +-12.5."""
+BINS = 480
+_MERGED = 2
+"""Bins that a record holds as one."""
+_FEWEST = 10
+"""Images per half below which a fit says too little."""
+_SIZES = (("small", 0.0, 0.05), ("medium", 0.05, 0.25), ("large", 0.25, 1.0))
+"""Share of an image's valid pixels that its foreground covers: above, and up to."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class RepairSums:
+    """Pixels by half, label and logit, images per half, and the share of foreground of every image.
+
+    Attributes:
+        counts: (2, 2, 480): half, label, bin.
+        images: (2,): images with valid pixels per half.
+        shares: Share of foreground of every image, NaN for one without valid pixels.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Ints = np.zeros((2, 2, BINS), np.int64)
+        self.images: Ints = np.zeros(2, np.int64)
+        self.shares: list[float] = []
+
+    def add_map(self, stem: str, counts: Ints) -> None:
+        """Count an image.
+
+        Args:
+            stem: Its name.
+            counts: (2, L), pixels by label and level; L is 256 or 65536.
+        """
+        half = zlib.crc32(stem.encode("utf-8", "surrogateescape")) >> 7 & 1
+        level = np.flatnonzero(counts.any(axis=0))
+        index = level_bins(level, counts.shape[1])
+        for label in (0, 1):
+            np.add.at(self.counts[half, label], index, counts[label, level])
+        foreground, pixels = int(counts[1].sum()), int(counts.sum())
+        self.images[half] += pixels > 0
+        self.shares.append(foreground / pixels if pixels else float("nan"))
+
+    def merge(self, other: RepairSums) -> None:
+        """Add the images of another, which come after those here."""
+        self.counts += other.counts
+        self.images += other.images
+        self.shares += other.shares
+
+    def logit_counts(self) -> LogitCounts | None:
+        """Return the pixels of both halves by label and logit, in bins of 0.1; None where nothing was counted."""
+        if not self.counts.any():
+            return None
+        both = self.counts.sum(axis=0).reshape(2, -1, _MERGED).sum(axis=2)
+        return LogitCounts(LIMIT, *(tuple(row.tolist()) for row in both))
+
+    def repair(self, bins: int) -> Repair | None:
+        """Fit a temperature on one half and judge it on the other.
+
+        Args:
+            bins: Bins of the ECE.
+
+        Returns:
+            The temperature and both errors, or None where there are too few images or no temperature fits.
+        """
+        fitted = fit_temperature(self.counts[0])
+        if self.images.min() < _FEWEST or fitted is None or not self.counts[1].any():
+            return None
+        before, after = (ece(self.counts[1], t, bins) for t in (1.0, fitted))
+        return Repair(fitted, int(self.images[0]), int(self.images[1]), before, after)
+
+
+def level_bins(level: NDArray[Any], levels: int) -> NDArray[np.int64]:
+    """Return the bin of the logit that each level of an integer map stands for."""
+    v = level.astype(np.float64)
+    v[level == 0], v[level == levels - 1] = 0.25, levels - 1.25  # their range is half a level, see `level_logits`
+    z = logit(v / (levels - 1))
+    index: Ints = np.clip(np.floor((z + LIMIT) * (BINS / (2 * LIMIT))), 0, BINS - 1).astype(np.int64)
+    return index
+
+
+def fit_temperature(counts: Ints) -> float | None:
+    """Return the temperature with the least NLL on pixels by label and logit, or None where none has."""
+    z = _centres(counts.shape[1])
+    share = counts / max(int(counts.sum()), 1)
+    right, at_zero = bool((counts[0, z > 0].sum() + counts[1, z < 0].sum()) == 0), float((share[0] - share[1]) @ z)
+    if right or at_zero >= 0:  # always right, or wrong more often than right: the best is 0 or infinite
+        return None
+    slope: Callable[[float], float] = lambda s: float((share[0] * expit(s * z) - share[1] * expit(-s * z)) @ z)  # noqa: E731
+    low, high = 1.0, 1.0
+    while slope(low) >= 0:
+        low /= 2.0
+    while slope(high) <= 0:
+        high *= 2.0
+    return 1.0 / float(brentq(slope, low, high))
+
+
+def ece(counts: Ints, temperature: float, bins: int) -> float:
+    """Return the equal-width ECE of pixels by label and logit after division by a temperature."""
+    z = _centres(counts.shape[1]) / temperature
+    confidence = expit(np.abs(z))
+    pixels, correct = counts.sum(axis=0), np.where(z > 0, counts[1], counts[0])
+    bin_ = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(bin_, pixels * confidence - correct, bins)
+    return float(np.abs(gaps).sum() / pixels.sum())
+
+
+def size_groups(rows: Floats, shares: Sequence[float]) -> tuple[SizeGroup, ...]:
+    """Return the calibration of images with small, medium and large objects.
+
+    Args:
+        rows: Sums per image, as `ROW_SCALARS` names them, then confidence minus correct per bin.
+        shares: Share of foreground of every image.
+    """
+    if len(shares) != len(rows):
+        return ()
+    share, groups = np.asarray(shares), []
+    for name, above, up_to in _SIZES:
+        chosen = rows[(share > above) & (share <= up_to)]
+        pixels = float(chosen[:, 0].sum())
+        if not pixels:
+            continue
+        error = float(np.abs(chosen[:, 5:].sum(axis=0)).sum()) / pixels
+        gap = float(chosen[:, 2].sum() - chosen[:, 1].sum()) / pixels
+        groups.append(SizeGroup(name, above, up_to, len(chosen), error, gap))
+    return tuple(groups)
+
+
+def _centres(bins: int) -> Floats:
+    width = 2 * LIMIT / bins
+    return np.asarray(-LIMIT + width * (np.arange(bins) + 0.5))
