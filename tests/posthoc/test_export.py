@@ -37,7 +37,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.head = nn.Conv2d(3, calibrator.num_classes, 3, padding=1)
-        self.calibrator = calibrator
+        self.calibrator = calibrator.as_module()
 
     def forward(self, images):
         return self.calibrator(5 * self.head(images), images)
@@ -66,7 +66,7 @@ def test_onnx_gives_the_same_probabilities_at_any_size(name, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_a_calibrator_is_a_module_like_any_other(name):
     """`torch.export` refuses code that reads a value on the host."""
-    calibrator = fitted_calibrator(name)
+    calibrator = fitted_calibrator(name).as_module()
     logits, images = torch.randn(2, calibrator.num_classes, 12, 9), torch.rand(2, 3, 12, 9)
     assert torch.equal(copy.deepcopy(calibrator)(logits, images), calibrator(logits, images))
     assert not any(parameter.requires_grad for parameter in calibrator.parameters())

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from scipy.special import expit
 
 from densecal.posthoc import LogitHistogram, create, logit_histogram
 from densecal.posthoc.logit_histogram import fine_bin, level_logits, logit
@@ -28,7 +29,7 @@ def binned(monkeypatch):
 
 
 def test_sure_probabilities_have_finite_logits_and_both_ends_are_alike():
-    ends = torch.tensor([0.0, 1e-8, 1e-7, 1 - 1e-7, 1 - 1e-8, 1.0], dtype=torch.float64)
+    ends = np.array([0.0, 1e-8, 1e-7, 1 - 1e-7, 1 - 1e-8, 1.0])
     largest = np.log((1 - 1e-7) / 1e-7)
     np.testing.assert_allclose(logit(ends), [-largest] * 3 + [largest] * 3, rtol=1e-9)
 
@@ -36,7 +37,7 @@ def test_sure_probabilities_have_finite_logits_and_both_ends_are_alike():
 @given(st.floats(-16000, 16000), st.floats(-16000, 16000))
 def test_fine_bins_rise_with_the_logit_and_are_narrow(a, b):
     low, high = sorted((a, b))
-    bins = fine_bin(torch.tensor([low, high], dtype=torch.float64))
+    bins = fine_bin(np.array([low, high]))
     assert 0 <= bins[0] <= bins[1] < 28672
     if bins[0] == bins[1]:
         assert high - low <= (1 + abs(low)) / 1023
@@ -131,11 +132,11 @@ def test_a_soft_label_of_exactly_one_half_is_background():
 @pytest.mark.parametrize("levels", [256, 65536])
 def test_levels_stand_for_the_middle_of_the_values_that_round_to_them(levels):
     z = level_logits(levels)
-    p = z.sigmoid() * (levels - 1)
-    assert torch.allclose(p[1:-1], torch.arange(1, levels - 1, dtype=torch.float64))
+    p = expit(z) * (levels - 1)
+    assert np.allclose(p[1:-1], np.arange(1, levels - 1))
     assert p[0] == pytest.approx(0.25)
     assert p[-1] == pytest.approx(levels - 1.25)
-    assert bool((z.diff() > 0).all())
+    assert bool((np.diff(z) > 0).all())
 
 
 @pytest.mark.parametrize("levels", [256, 65536])
@@ -148,7 +149,7 @@ def test_integer_maps_are_exact(levels):
     np.add.at(counts, (y.astype(int), v), 1)
     histogram = LogitHistogram()
     histogram.add_levels(counts)
-    z = level_logits(levels).numpy()[v]
+    z = level_logits(levels)[v]
 
     def nll(s):
         return np.mean(np.logaddexp(0, s * z) - y * s * z)
@@ -199,7 +200,7 @@ def test_counting_never_waits_for_an_accelerator(binned):
 def test_the_accelerator_path_counts_the_same(binned, monkeypatch):
     z, y = honest(20_000)
     expected = histogram_of(z, y).by_label()
-    monkeypatch.setattr(LogitHistogram, "_add_on_cpu", LogitHistogram._add_on_device)
+    monkeypatch.setattr(logit_histogram, "as_array", lambda values: values)  # tensors stay tensors
     for ours, theirs in zip(histogram_of(z, y).by_label(), expected, strict=True):
         assert np.allclose(ours, theirs, rtol=1e-13, atol=0)
 
@@ -208,8 +209,8 @@ def test_memory_does_not_grow():
     histogram = LogitHistogram()
     for seed in range(3):
         histogram.update(*honest(1 << 20, seed=seed))
-    held = [histogram._counts, histogram._sums, *(tensor for pair in histogram._raw for tensor in pair)]
-    assert sum(tensor.numel() * tensor.element_size() for tensor in held) < 2e6
+    held = [histogram._counts, histogram._sums, *(array for pair in histogram._raw for array in pair)]
+    assert sum(array.nbytes for array in held) < 2e6
 
 
 def ten_to_the(power):

@@ -1,7 +1,5 @@
 """Temperature and vector scaling of K classes: a few passes, the minimum, and failures that change nothing."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -120,12 +118,12 @@ def test_vector_is_the_minimum_a_general_minimiser_finds():
     fitted = create("vector", num_classes=3).fit(start)
     z, y = flatten(batches)
     best = minimize(lambda x: nll(z * x[:3] + x[3:], y), [1.0] * 3 + [0.0] * 3, method="BFGS", options={"gtol": 1e-8})
-    ours = nll(z * fitted.weight.numpy() + fitted.bias.numpy(), y)
+    ours = nll(z * fitted.weight + fitted.bias, y)
     assert ours == pytest.approx(best.fun, abs=1e-10)
     assert ours <= best.fun + 1e-12
     assert fitted.weight.tolist() == pytest.approx(best.x[:3], abs=1e-4)
     assert float(fitted.bias.sum()) == pytest.approx(0, abs=1e-9)
-    assert (fitted.bias.numpy() - fitted.bias[0].item()).tolist() == pytest.approx(best.x[3:] - best.x[3], abs=1e-4)
+    assert (fitted.bias - fitted.bias[0]).tolist() == pytest.approx(best.x[3:] - best.x[3], abs=1e-4)
     assert start.passes <= 12
 
 
@@ -134,7 +132,7 @@ def test_vector_ignores_what_softmax_ignores():
     shifted = [Batch(b.logits + 5 * torch.randn_like(b.logits[:, :1]), b.masks) for b in batches]
     fitted = create("vector", num_classes=3).fit(lambda: batches)
     again = create("vector", num_classes=3).fit(lambda: shifted)
-    assert torch.allclose(fitted.weight, again.weight, atol=1e-8)
+    assert np.allclose(fitted.weight, again.weight, rtol=1e-5, atol=1e-8)
     assert torch.allclose(fitted(batches[0].logits), fitted(shifted[0].logits), atol=1e-12)
 
 
@@ -209,10 +207,10 @@ def bad_labels(batches):
 )
 def test_a_failed_fit_says_why_and_changes_nothing(name, change, message):
     calibrator = create(name, num_classes=4).fit(class_batches)
-    before = copy.deepcopy(calibrator.state_dict())
+    before = calibrator.to_json()
     with pytest.raises(InputError, match=message):
         calibrator.fit(lambda: change(class_batches()))
-    assert all(torch.equal(before[key], value) for key, value in calibrator.state_dict().items())
+    assert calibrator.to_json() == before
 
 
 @pytest.mark.parametrize("ignore_index", [7, -1])
@@ -222,7 +220,7 @@ def test_void_pixels_may_have_any_value(ignore_index):
     for name, table in (("temperature", "temperature"), ("vector", "weight")):
         fitted = create(name, num_classes=4).fit(lambda: batches)
         again = create(name, num_classes=4).fit(lambda: other, ignore_index)
-        assert torch.equal(fitted.get_buffer(table), again.get_buffer(table))
+        assert np.array_equal(getattr(fitted, table), getattr(again, table))
 
 
 def test_a_histogram_is_not_enough_for_k_classes():

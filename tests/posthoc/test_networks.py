@@ -4,15 +4,16 @@ import copy
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from densecal.errors import InputError
 from densecal.posthoc import Batch, LogitHistogram, create
-from densecal.posthoc.gradient import pixel_nll
+from densecal.posthoc.networks.gradient import pixel_nll
+from densecal.posthoc.networks.selective import mistakes
 from densecal.posthoc.scores import score_batches
-from densecal.posthoc.selective import mistakes
 
 NETWORKS = ("local-temperature", "selective")
 
@@ -75,7 +76,7 @@ def test_local_temperature_starts_at_the_global_temperature():
     best = create("temperature").fit(lambda: batches).temperature
     fitted = create("local-temperature", epochs=1, lr=1e-12).fit(lambda: batches)
     t = fitted.temperatures(batches[0].logits, batches[0].images)
-    assert torch.allclose(t, best.float(), rtol=1e-4)
+    assert np.allclose(t, float(best), rtol=1e-4)
 
 
 def test_local_temperature_learns_from_the_image():
@@ -187,7 +188,7 @@ def test_a_wrong_pixel_weighs_more_in_the_mean_loss_of_the_detector(monkeypatch)
         caught.extend(float(loss(network, batch)) for batch in batches())
         return network
 
-    monkeypatch.setattr("densecal.posthoc.selective.train_copy", without_training)
+    monkeypatch.setattr("densecal.posthoc.networks.selective.train_copy", without_training)
     batches = mistakes_are_red(images=2, size=5)
     batches[1].masks[..., 0] = 255
     calibrator = create("selective", weight=3.0).fit(lambda: batches, ignore_index=255)

@@ -65,8 +65,8 @@ def test_a_bad_value_is_refused(name, given):
 def test_options_may_equal_their_limits():
     assert create("temperature", num_classes=4096).num_classes == 4096
     assert create("vector", num_classes=2).num_classes == 2
-    assert create("histogram", bins=2).values.numel() == 2
-    assert create("histogram", bins=1 << 20).values.numel() == 1 << 20
+    assert create("histogram", bins=2).values.size == 2
+    assert create("histogram", bins=1 << 20).values.size == 1 << 20
     for name, given in (("temperature", {"num_classes": 4097}), ("histogram", {"bins": (1 << 20) + 1})):
         with pytest.raises(InputError, match=f"{name}: .*expected"):
             create(name, **given)
@@ -97,10 +97,10 @@ def test_a_users_own_calibrator_is_one_decorated_class(tmp_path, monkeypatch):
 
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("share", torch.tensor(0.5, dtype=torch.float64))
+            self.set_table("share", 0.5)
 
         def probabilities(self, z, images):
-            return 0.5 + self.share.to(z.dtype) * (z.sigmoid() - 0.5)
+            return 0.5 + self.table("share", z) * (self.squash(z) - 0.5)
 
         def _fit(self, data, ignore_index):
             self.set_table("share", 0.25)

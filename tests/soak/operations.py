@@ -75,7 +75,7 @@ def writers(scratch: Path) -> list[Writer]:
         Writer("map", lambda folder, version: write_plane(folder / "a", _levels(version), "predict"),
                lambda folder: int(read_map(folder / "a.png")[-1, -1])),
         Writer("calibrator", lambda folder, version: posthoc.save(_temperature(version), folder / "cal.json"),
-               lambda folder: round(float(posthoc.load(folder / "cal.json").get_buffer("temperature"))) - 1),
+               lambda folder: round(float(posthoc.load(folder / "cal.json").temperature)) - 1),
         Writer("packed cache", lambda folder, version: pack(source, source.names[: 4 + version], 16, folder / "cache",
                workers=1), cached_names),
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def _levels(version: int) -> np.ndarray:
 
 def _temperature(version: int) -> posthoc.Calibrator:
     calibrator = posthoc.create("temperature")
-    calibrator.get_buffer("temperature").fill_(1.0 + version)
+    calibrator.set_table("temperature", 1.0 + version)
     return calibrator
 
 

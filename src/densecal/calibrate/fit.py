@@ -5,16 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+import numpy as np
 
 from densecal import posthoc
 from densecal.errors import InputError
 from densecal.io.masks import one_sided
+from densecal.metrics.arrays import as_array
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
+from densecal.posthoc.registry import NETWORKS
 from densecal.posthoc.scores import Scores, score_batches, score_histogram
 from densecal.runtime.progress import Progress, retitle, silent
+
+if TYPE_CHECKING:
+    import torch
 
 SATURATED = 0.1
 """Above this share of 8-bit pixels at 0 and 255, a fitted temperature or slope is off by more than a few per cent."""
@@ -101,7 +106,7 @@ def fit_several(methods: Sequence[str], data: FitData, device: torch.device | st
             # the model is still evaluated without this calibrator
             warnings.warn(f"{error}; evaluated without {method}", stacklevel=2)
             continue
-        fitted[method] = calibrator.eval()
+        fitted[method] = calibrator
     return fitted
 
 
@@ -111,9 +116,10 @@ def _fit_batches(calibrator: Calibrator, data: FitData, progress: Progress = sil
 
     def batches() -> Iterator[Batch]:
         for batch in data.batches(progress):
-            valid = batch.masks[batch.masks != (-1 if data.ignore_index is None else data.ignore_index)]
-            if valid.numel():
-                labels.update(map(int, valid.aminmax()))
+            masks = as_array(batch.masks)
+            valid = masks[masks != (-1 if data.ignore_index is None else data.ignore_index)]
+            if len(valid):
+                labels.update((int(valid.min()), int(valid.max())))
             yield batch
 
     failure = None
@@ -133,13 +139,13 @@ def _new_calibrator(method: str, data: FitData, device: torch.device | str) -> C
     if kind.needs_images and not data.has_images:
         raise InputError(method, "maps without images", "--images, or a run in place of the maps")
     if data.classes > 1 and not kind.multiclass:
-        able = [name for name in posthoc.names() if posthoc.find(name).multiclass]
+        able = [name for name in posthoc.names() if name in NETWORKS or posthoc.find(name).multiclass]
         raise InputError(method, f"{data.classes} classes", f"one foreground probability, or one of {', '.join(able)}")
     return posthoc.create(method, **({"num_classes": data.classes} if kind.multiclass else {})).to(device)
 
 
 def _saturation_warnings(calibrator: Calibrator, histogram: LogitHistogram) -> list[str]:
-    slopes = all(calibrator.get_buffer(name).ndim == 0 for name in calibrator.tables)
+    slopes = all(np.ndim(getattr(calibrator, name)) == 0 for name in calibrator.tables)
     if not slopes or histogram.saturated < SATURATED:
         return []
     return [

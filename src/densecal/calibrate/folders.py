@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from densecal.data import Source, open_source
 from densecal.data.pairs import find_maps, find_pairs
@@ -30,6 +27,9 @@ from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
 from densecal.runtime.progress import Progress, silent, track
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[Any]
 
@@ -79,7 +79,7 @@ class MapData:
             read = read_foreground_pair(pair, self.mask_void, options=self.maps)
             prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
             if np.issubdtype(prediction.dtype, np.floating):
-                histogram.update(logit(torch.tensor(prediction)), torch.tensor(mask))
+                histogram.update(logit(prediction), mask)
             else:
                 histogram.add_levels(count_levels(prediction, mask)[0])
         return histogram
@@ -97,7 +97,7 @@ class MapData:
             if labels.ndim == 3:
                 _refuse_images(pair, self.images)
             prediction, labels = _as_picture(prediction, labels.ndim), _as_picture(labels, labels.ndim)
-            masks = torch.from_numpy(labels.astype(np.int64))[None]
+            masks = labels.astype(np.int64)[None]
             masks = masks[None] if self.classes == 1 else masks
             if self.images is not None:
                 yield Batch(map_logits(prediction), masks, _read_photograph(self.images, pair.stem, masks.shape[-2:]))
@@ -106,7 +106,6 @@ class MapData:
                     yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
 
 
-@torch.no_grad()
 def apply(
     calibrator: Calibrator,
     predictions: Path,
@@ -177,7 +176,7 @@ def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | N
     levels = not np.issubdtype(prediction.dtype, np.floating)
     calibrated = np.empty((calibrator.num_classes, *prediction.shape[-2:]), np.uint16 if levels else kind)
     for rows in row_chunks(calibrated.shape[1:]) if photograph is None else [slice(None)]:
-        p = calibrator(map_logits(prediction[..., rows, :]), photograph)[0].numpy()
+        p = calibrator(map_logits(prediction[..., rows, :]), photograph)[0]
         calibrated[:, rows] = np.rint(p * 65535) if levels else p
     return calibrated
 
@@ -306,14 +305,14 @@ def _refuse_images(pair: Pair, images: Source | None) -> None:
         raise InputError(pair.prediction, "a volume beside photographs (--images)", "a calibrator without images")
 
 
-def map_logits(prediction: Array) -> Tensor:
+def map_logits(prediction: Array) -> NDArray[np.float64]:
     """Return the float64 logits (1, 1, H, W) of a foreground map, or (1, K, H, W) of a softmax map."""
     if prediction.ndim == 3:
-        return torch.from_numpy(prediction.astype(np.float64)).clamp(min=P_CLIP).log()[None]
+        return np.asarray(np.log(prediction.astype(np.float64).clip(min=P_CLIP))[None])
     if np.issubdtype(prediction.dtype, np.floating):
-        return logit(torch.tensor(prediction))[None, None]
+        return np.asarray(logit(prediction)[None, None])
     table = level_logits(256 if prediction.dtype == np.uint8 else 65536)
-    return table[torch.from_numpy(prediction.astype(np.int64))][None, None]
+    return table[prediction][None, None]
 
 
 def _open_photographs(folder: Path, stems: list[str]) -> Source:
@@ -325,7 +324,10 @@ def _open_photographs(folder: Path, stems: list[str]) -> Source:
 
 
 def _read_photograph(source: Source, stem: str, size: tuple[int, ...]) -> Tensor:
-    """Read an image as floats in [0, 1], (1, 3, H, W), at the size of a map."""
+    """Read an image as floats in [0, 1], (1, 3, H, W), at the size of a map. Networks alone look at images."""
+    import torch
+    from torch.nn.functional import interpolate
+
     image = torch.tensor(source.image(stem)).permute(2, 0, 1)[None].float() / 255
     if image.shape[-2:] == size:
         return image

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import traceback
 
 from densecal.cli import (
     benchmark,
@@ -46,10 +47,13 @@ __all__ = [
 
 show_flags()
 
-_TRAINING_MODULES = {
-    "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torchvision", "yaml",
+_OPTIONAL = {
+    "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torch", "torchvision",
+    "yaml",
 }  # fmt: skip
-"""Modules of the extra ``train``. Without it, everything works except training and trained models."""
+"""Modules that `pip install densecal` does not bring, besides those of readers, which name their extra themselves."""
+_EXTRAS = {"io": "torch", "metrics": "torch", "posthoc": "torch", "calibrate.folders": "torch", "export": "export"}
+"""The extra for what a room or module imports; all others need ``train``."""
 
 
 def main() -> None:
@@ -72,10 +76,19 @@ def main() -> None:
         print_note(f"densecal: {where}: {error.strerror}; expected a path that can be read or written")
         sys.exit(2)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _TRAINING_MODULES:
+        if error.name is None or error.name.partition(".")[0] not in _OPTIONAL:
             raise
-        print_note(f"densecal: {error.name}: not installed; expected pip install 'densecal[train]'")
+        print_note(f"densecal: {error.name}: not installed; expected pip install 'densecal[{_extra_for(error)}]'")
         sys.exit(2)
     except Preempted as stopped:
         print_note(f"densecal: {stopped}")
         sys.exit(128 + stopped.number)
+
+
+def _extra_for(error: ModuleNotFoundError) -> str:
+    """Return the extra that brings a missing module, by the last module of ours that was being imported or run."""
+    name = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        name = module.removeprefix("densecal.") if module.startswith("densecal.") else name
+    return next((extra for room, extra in _EXTRAS.items() if f"{name}.".startswith(f"{room}.")), "train")

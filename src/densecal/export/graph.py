@@ -106,14 +106,15 @@ class _Head(nn.Module):
 
     def __init__(self, calibrator: Calibrator, activation: str, has_channels: bool) -> None:
         super().__init__()
-        self.calibrator, self.activation, self.has_channels = calibrator, activation, has_channels
+        self.calibrator, self.classes = calibrator.as_module(), calibrator.num_classes
+        self.activation, self.has_channels = activation, has_channels
 
     def logits(self, values: Tensor) -> Tensor:
         """Return the logits (B, C, H, W) of an output."""
         v = (values if self.has_channels else values[:, None]).float()
         if self.activation != "none":
             return v
-        if self.calibrator.num_classes > 1:
+        if self.classes > 1:
             return v.clamp(min=P_CLIP).log()
         v = v.clamp(P_CLIP, 1 - P_CLIP)
         return v.log() - (1 - v).log()

@@ -151,6 +151,7 @@ def export_model(
         raise InputError("--input", input, f"one of {', '.join(INPUTS)}")
     if out.suffix.lower() != ".onnx":
         raise InputError("--out", str(out), "a name that ends in .onnx")
+    module = None if calibrator is None else calibrator.as_module()
     if calibrator is not None and calibrator.num_classes != model.classes:
         actual = f"{calibrator.method} for {describe_classes(calibrator.num_classes)}"
         raise InputError("--calibrator", actual, f"one for {describe_classes(model.classes)}, which the model has")
@@ -159,10 +160,10 @@ def export_model(
     if weights > MAX_BYTES:
         raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
     model.eval()
-    proto = _trace(Deployment(model, calibrator, input), size)
+    proto = _trace(Deployment(model, module, input), size)
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
-    comparisons = compare(proto.SerializeToString(), model, calibrator, input, sizes)
+    comparisons = compare(proto.SerializeToString(), model, module, input, sizes)
     for comparison in comparisons:
         if not comparison.agrees:
             batch, height, width = comparison.shape
@@ -348,7 +349,7 @@ def describe_classes(classes: int) -> str:
 def compare(
     content: bytes,
     model: SegmentationModel,
-    calibrator: Calibrator | None,
+    calibrator: nn.Module | None,
     input: str,
     sizes: tuple[tuple[int, int], ...],
 ) -> tuple[Comparison, ...]:

@@ -163,13 +163,18 @@ def resize_map(prediction: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _resize(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    import torch
-    from torch.nn.functional import interpolate
+    """Resize the last two axes. The order of operations is that of PyTorch's ``interpolate``."""
+    first, second, share = _neighbours(values.shape[-1], shape[-1])
+    values = values[..., first] * (1.0 - share) + values[..., second] * share
+    first, second, share = _neighbours(values.shape[-2], shape[-2])
+    return values[..., first, :] * (1.0 - share[:, None]) + values[..., second, :] * share[:, None]
 
-    maps = torch.from_numpy(values)
-    channels = maps[None] if maps.ndim == 3 else maps[None, None]
-    resized = interpolate(channels, size=shape, mode="bilinear", align_corners=False)[0]
-    return np.asarray(resized.numpy() if maps.ndim == 3 else resized[0].numpy())
+
+def _neighbours(side: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the two pixels of a side between which every pixel of its new length lies, and how far along."""
+    position = ((np.arange(new) + 0.5) * (side / new) - 0.5).clip(min=0.0)
+    first = np.minimum(position.astype(np.int64), side - 1)
+    return first, np.minimum(first + 1, side - 1), position - first
 
 
 def pair_files(pairs: Iterable[Pair]) -> Iterator[Path]:

@@ -114,6 +114,24 @@ def cast(array: Array, dtype: str) -> Array:
     return array.astype(dtype, copy=False) if xp is np else array.to(getattr(xp, dtype))
 
 
+def cast_like(array: Array, other: Array) -> Array:
+    """Return an array in the type of another one, and where that is."""
+    return cast(beside(array, other), str(other.dtype).removeprefix("torch."))
+
+
+def position(values: Array, edges: Array, right: bool) -> Array:
+    """Return between which rising edges values lie: below the first is 0, and NaN is above the last.
+
+    Args:
+        values: Of any shape.
+        edges: Of the same type.
+        right: A value that equals an edge lies above it.
+    """
+    if on_host(values):
+        return np.searchsorted(edges, values, side="right" if right else "left")
+    return namespace(values).bucketize(values, edges, right=right)
+
+
 def zeros(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
     """Return zeros where another array is."""
     return np.zeros(shape, dtype) if on_host(like) else namespace(like).zeros(
@@ -127,7 +145,7 @@ def arange(stop: int, like: Array) -> Array:
 
 
 def take(values: Array, index: Array) -> Array:
-    """Return the values (B, P) of (B, C, P) at the channels (B, P)."""
+    """Return the values (B, P) of (B, C, P) at the channels (B, P), or (B,) of (B, C) at (B,)."""
     if on_host(values):
         return np.take_along_axis(values, index[:, None], 1)[:, 0]
     return values.gather(1, index[:, None])[:, 0]
@@ -139,17 +157,34 @@ def bincount(index: Array, weights: Array | None, size: int) -> Array:
 
 
 def sigmoid(values: Array) -> Array:
-    """Return the sigmoid of float64 values."""
+    """Return the sigmoid of floats."""
     if not on_host(values):
         return values.sigmoid()
     small = np.exp(-np.abs(values))
-    return np.where(values >= 0, 1.0, small) / (1.0 + small)
+    return np.where(values >= 0, values.dtype.type(1.0), small) / (1.0 + small)
+
+
+def log_sigmoid(values: Array) -> Array:
+    """Return the logarithm of the sigmoid of floats."""
+    if on_host(values):
+        return np.minimum(values, 0.0) - np.log1p(np.exp(-np.abs(values)))
+    from torch.nn.functional import logsigmoid
+
+    return logsigmoid(values)
 
 
 def softmax(values: Array) -> Array:
-    """Return the softmax of float64 values (B, C, P) over the channels; NaN where it does not exist."""
+    """Return the softmax of floats (B, C, ...) over the channels; NaN where it does not exist."""
     if not on_host(values):
         return values.softmax(1)
     with np.errstate(invalid="ignore"):  # void pixels may hold anything
         powers = np.exp(values - values.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
+
+
+def log_softmax(values: Array) -> Array:
+    """Return the logarithm of the softmax of floats (B, C, ...) over the channels."""
+    if not on_host(values):
+        return values.log_softmax(1)
+    values = values - values.max(1, keepdims=True)
+    return values - np.log(np.exp(values).sum(1, keepdims=True))

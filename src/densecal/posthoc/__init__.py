@@ -23,6 +23,7 @@ __all__ = [
     "save",
 ]
 
-# A new calibrator is one new file: importing every module here registers it.
+# A new calibrator is one new file: importing every module here registers it. Those of `networks` are imported later.
 for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+    if not _module.ispkg and _module.name != "torch_module":
+        import_module(f"{__name__}.{_module.name}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, as_array, beside, cast, cast_like, is_tensor, namespace, sigmoid, softmax
 from densecal.posthoc.logit_histogram import LogitHistogram
 from densecal.posthoc.newton import NoMinimumError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 VERSION = 1
 """Version of the file format."""
@@ -25,7 +28,7 @@ _CHUNK = 1 << 22
 
 
 class Batch(NamedTuple):
-    """One batch of the data that a calibrator is fitted on.
+    """One batch of the data that a calibrator is fitted on, in NumPy arrays or tensors.
 
     Attributes:
         logits: (B, 1, H, W) or (B, K, H, W).
@@ -33,19 +36,21 @@ class Batch(NamedTuple):
         images: (B, 3, H, W) in [0, 1], for calibrators that need them.
     """
 
-    logits: Tensor
-    masks: Tensor
-    images: Tensor | None = None
+    logits: Array
+    masks: Array
+    images: Array | None = None
 
 
 Batches = Callable[[], Iterable[Batch]]
 """Starts a new pass over the data at every call."""
 
 
-class Calibrator(nn.Module, ABC):
+class Calibrator(ABC):
     """A map from logits to probabilities, fitted on held-out data with the model frozen.
 
-    A new calibrator implements `_fit` and `probabilities` and names in `tables` the buffers its file holds.
+    A new calibrator implements `_fit` and `probabilities`, names in `tables` the parameters that its file holds, and
+    gives them their first values by `set_table`. `probabilities` is written once for NumPy arrays and tensors, with the
+    functions of `metrics.arrays` and what both libraries spell alike, and reads parameters by `table`.
 
     Args:
         num_classes: 1 for one sigmoid logit, K for K softmax logits.
@@ -55,7 +60,7 @@ class Calibrator(nn.Module, ABC):
         binary: Whether it can calibrate one sigmoid logit.
         multiclass: Whether it can calibrate K softmax logits.
         needs_images: Whether it needs the images beside the logits.
-        tables: Buffers that are written as JSON; all other state is written as safetensors.
+        tables: Parameters, NumPy arrays of float64, which are written as JSON.
     """
 
     method: ClassVar[str]
@@ -65,7 +70,6 @@ class Calibrator(nn.Module, ABC):
     tables: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, num_classes: int = 1) -> None:
-        super().__init__()
         if not (1 if self.binary else 2) <= num_classes <= (MAX_CLASSES if self.multiclass else 1):
             allowed = "1" if not self.multiclass else f"{1 if self.binary else 2} to {MAX_CLASSES}"
             raise InputError(f"{self.method}: number of classes", str(num_classes), allowed)
@@ -73,31 +77,49 @@ class Calibrator(nn.Module, ABC):
 
     # ------------------------------------------------------------------ use
 
-    def forward(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
+    def __call__(self, logits: Any, images: Any = None) -> Any:
         """Return calibrated probabilities.
 
         Args:
-            logits: (B, 1, H, W) or (B, K, H, W).
+            logits: (B, 1, H, W) or (B, K, H, W), a NumPy array, a tensor or an array of another library.
             images: (B, 3, H, W) in [0, 1]; required if `needs_images`.
 
         Returns:
-            Foreground or class probabilities of the shape of the logits: float64 for float64 logits, else float32.
+            Foreground or class probabilities of the shape of the logits: float64 for float64 logits, else float32. A
+            tensor where the logits are for a tensor, else a NumPy array.
         """
+        logits = logits if is_tensor(logits) else as_array(logits)
         if logits.ndim != 4 or logits.shape[1] != self.num_classes:
             raise ValueError(
                 f"{self.method}: logits of shape {tuple(logits.shape)}; expected (B, {self.num_classes}, H, W)"
             )
         if self.needs_images and images is None:
             raise ValueError(f"{self.method}: called without images; expected images (B, 3, H, W) beside the logits")
-        return self.probabilities(logits if logits.dtype == torch.float64 else logits.float(), images)
+        double = logits.dtype == namespace(logits).float64
+        with np.errstate(all="ignore"):  # infinite logits are allowed
+            return self.probabilities(logits if double else cast(logits, "float32"), images)
 
     @abstractmethod
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
-        """Compute what `forward` returns, for float32 or float64 logits of the right shape."""
+    def probabilities(self, z: Array, images: Array | None) -> Array:
+        """Compute what a call returns, for float32 or float64 logits of the right shape."""
 
-    def squash(self, z: Tensor) -> Tensor:
+    def squash(self, z: Array) -> Array:
         """Return the sigmoid of one logit or the softmax of K."""
-        return z.sigmoid() if self.num_classes == 1 else z.softmax(dim=1)
+        return sigmoid(z) if self.num_classes == 1 else softmax(z)
+
+    def table(self, name: str, z: Array) -> Array:
+        """Return a parameter in the type of logits, and where they are."""
+        return cast_like(getattr(self, name), z)
+
+    def to(self, device: Any) -> Self:
+        """Return itself. Networks move to the device, the others compute where the logits are."""
+        return self
+
+    def as_module(self) -> nn.Module:
+        """Return it as a module of PyTorch, which computes the same and can be exported with a network."""
+        from densecal.posthoc.torch_module import CalibratorModule
+
+        return CalibratorModule(self)
 
     # ------------------------------------------------------------------ fitting
 
@@ -144,17 +166,22 @@ class Calibrator(nn.Module, ABC):
 
     # ------------------------------------------------------------------ files
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (most parameters may be any numbers)
         """Raise ValueError if the parameters make no sense, as they may when read from a file."""
 
-    def extra_state(self) -> dict[str, Tensor]:
-        """Return the state that is too large for JSON."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in self.tables}
+    def extra_state(self) -> dict[str, Any]:
+        """Return the tensors that are too large for JSON: none but the weights of networks."""
+        return {}
+
+    def load_extra_state(self, tensors: dict[str, Any]) -> None:
+        """Replace the tensors that `extra_state` returns."""
+        if tensors:
+            raise ValueError(f"{self.method}: tensors {', '.join(tensors)}; expected parameters in JSON alone")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of its JSON file, without `extra_state`."""
         header = {"densecal": "calibrator", "version": VERSION, "method": self.method, "classes": self.num_classes}
-        return header | {name: self.get_buffer(name).tolist() for name in self.tables}
+        return header | {name: getattr(self, name).tolist() for name in self.tables}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], where: str = "calibrator") -> Self:
@@ -174,7 +201,7 @@ class Calibrator(nn.Module, ABC):
             if calibrator.num_classes != classes:
                 raise ValueError(f"{classes} classes; expected {calibrator.num_classes}")
             for name in cls.tables:
-                calibrator.set_table(name, _numbers(data.get(name), name, calibrator.get_buffer(name).ndim))
+                calibrator.set_table(name, _numbers(data.get(name), name, getattr(calibrator, name).ndim))
             calibrator.check()
         except InputError as error:
             raise InputError(where, f"{error.where} {error.found}", error.expected) from None
@@ -183,28 +210,32 @@ class Calibrator(nn.Module, ABC):
         return calibrator
 
     def set_table(self, name: str, value: Any) -> None:
-        """Replace a buffer by numbers in float64."""
-        device = self.get_buffer(name).device
-        setattr(self, name, torch.as_tensor(value, dtype=torch.float64).to(device))
+        """Replace a parameter by numbers in float64."""
+        setattr(self, name, np.array(value, dtype=np.float64))
 
 
-def pixel_chunks(batches: Batches, num_classes: int, ignore_index: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the valid pixels of one pass in chunks: float64 logits (N, K) and int64 labels (N,)."""
+def pixel_chunks(batches: Batches, num_classes: int, ignore_index: int | None) -> Iterator[tuple[Array, Array]]:
+    """Yield the valid pixels of one pass in chunks: float64 logits (N, K) and int64 labels (N,).
+
+    Those of batches in memory are NumPy arrays, those of batches on an accelerator stay there.
+    """
     size = max(1, _CHUNK // num_classes)
     for batch in batches():
-        logits, masks = batch[0], batch[1]
+        logits = as_array(batch[0])
+        masks = beside(as_array(batch[1]), logits)
         if logits.ndim != 4 or logits.shape[1] != num_classes or masks.shape != logits[:, 0].shape:
             raise ValueError(
                 f"logits of shape {tuple(logits.shape)} and masks of shape {tuple(masks.shape)}; expected "
                 f"(B, {num_classes}, H, W) and (B, H, W)"
             )
-        for image, mask in zip(logits.flatten(2), masks.flatten(1), strict=True):
-            for first in range(0, mask.numel(), size):
-                z, y = image[:, first : first + size].T.double(), mask[first : first + size].long()
+        flat = logits.reshape(*logits.shape[:2], -1)
+        for image, mask in zip(flat, masks.reshape(len(masks), -1), strict=True):
+            for first in range(0, len(mask), size):
+                z, y = cast(image[:, first : first + size].T, "float64"), cast(mask[first : first + size], "int64")
                 if ignore_index is not None:
                     valid = y != ignore_index
                     z, y = z[valid], y[valid]
-                if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+                if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
                     labels = f"labels from {int(y.min())} to {int(y.max())}"
                     raise InputError("masks", labels, f"0 to {num_classes - 1}, or {ignore_index} for void")
                 yield z, y

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, log_sigmoid, namespace, sigmoid
 from densecal.posthoc.base import Calibrator
 from densecal.posthoc.logistic import mean_nll, overlap
 from densecal.posthoc.logit_histogram import Floats
@@ -27,21 +25,21 @@ class BetaCalibration(Calibrator):
     """
 
     tables = ("a", "b", "c")
-    a: Tensor
-    b: Tensor
-    c: Tensor
+    a: Floats
+    b: Floats
+    c: Floats
 
     def __init__(self) -> None:
         super().__init__()
         for name, value in (("a", 1.0), ("b", 1.0), ("c", 0.0)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+            self.set_table(name, value)
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the sigmoid of c + a ln p - b ln(1 - p)."""
-        a, b, c = (table.to(z.dtype) for table in (self.a, self.b, self.c))
-        limits = torch.finfo(z.dtype)
-        z = z.clamp(limits.min, limits.max)  # a slope of 0 times an infinite logarithm would be NaN
-        return (c + a * logsigmoid(z) - b * logsigmoid(-z)).sigmoid()
+        a, b, c = (self.table(name, z) for name in self.tables)
+        limits = namespace(z).finfo(z.dtype)
+        z = z.clip(limits.min, limits.max)  # a slope of 0 times an infinite logarithm would be NaN
+        return sigmoid(c + a * log_sigmoid(z) - b * log_sigmoid(-z))
 
     def check(self) -> None:
         """Raise ValueError unless the map rises."""

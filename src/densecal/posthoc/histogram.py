@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, namespace, position
 from densecal.posthoc.base import MAX_NUMBERS, Calibrator
 from densecal.posthoc.logit_histogram import Floats, logit
 from densecal.posthoc.registry import register
@@ -28,51 +27,53 @@ class HistogramBinning(Calibrator):
     """
 
     tables = ("edges", "values")
-    edges: Tensor
-    values: Tensor
+    edges: Floats
+    values: Floats
 
     def __init__(self, bins: int = 10, mass: bool = False) -> None:
         super().__init__()
         if not 2 <= bins <= MAX_NUMBERS:
             raise InputError("histogram: bins", str(bins), f"2 to {MAX_NUMBERS:,}")
         self.bins, self.mass = bins, mass
-        self.register_buffer("edges", equal_width_edges(bins))
-        self.register_buffer("values", centres(bins))
+        self.set_table("edges", equal_width_edges(bins))
+        self.set_table("values", centres(bins))
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the value of the bin of z; NaN, which would fall into the last bin, stays NaN."""
-        values = self.values.to(z.dtype)[torch.bucketize(z, self.edges.to(z.dtype), right=True)]
-        return torch.where(z.isnan(), z, values)
+        xp = namespace(z)
+        values = self.table("values", z)[position(z, self.table("edges", z), right=True)]
+        return xp.where(xp.isnan(z), z, values)
 
     def check(self) -> None:
         """Raise ValueError unless the edges rise and there is one more value than edges, all of them probabilities."""
-        if self.values.numel() != self.edges.numel() + 1:
-            raise ValueError(f"{self.values.numel()} values; expected {self.edges.numel() + 1}, one more than edges")
-        if bool((self.edges.diff() <= 0).any()):
+        if self.values.size != self.edges.size + 1:
+            raise ValueError(f"{self.values.size} values; expected {self.edges.size + 1}, one more than edges")
+        if (np.diff(self.edges) <= 0).any():
             raise ValueError("edges that do not rise; expected rising logits")
         if self.values.min() < 0 or self.values.max() > 1:
             raise ValueError("values outside [0, 1]; expected probabilities")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
         z, n, k = data.by_logit()
-        edges = equal_mass_edges(z, n, self.bins) if self.mass else equal_width_edges(self.bins).numpy()
+        edges = equal_mass_edges(z, n, self.bins) if self.mass else equal_width_edges(self.bins)
         if len(edges) == 0:
             raise InputError("histogram", "one value at nearly all pixels", "maps with more levels, or equal width")
         bin_ = np.searchsorted(edges, z, side="right")
         pixels, positives = (np.bincount(bin_, weights, len(edges) + 1) for weights in (n, k))
-        empty = centres(len(edges) + 1).numpy()  # bins of equal mass are never empty
+        empty = centres(len(edges) + 1)  # bins of equal mass are never empty
         self.set_table("values", np.where(pixels > 0, positives / np.maximum(pixels, 1.0), empty))
         self.set_table("edges", edges)
 
 
-def equal_width_edges(bins: int) -> Tensor:
+def equal_width_edges(bins: int) -> Floats:
     """Return the logits of the inner edges of equal-width bins of p."""
-    return logit(torch.arange(1, bins, dtype=torch.float64) / bins)
+    edges: Floats = logit(np.arange(1, bins) / bins)
+    return edges
 
 
-def centres(bins: int) -> Tensor:
+def centres(bins: int) -> Floats:
     """Return the centres of equal-width bins of p."""
-    return (torch.arange(bins, dtype=torch.float64) + 0.5) / bins
+    return np.asarray((np.arange(bins) + 0.5) / bins)
 
 
 def equal_mass_edges(z: Floats, n: Floats, bins: int) -> Floats:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.optimize import isotonic_regression
-from torch import Tensor
 
+from densecal.metrics.arrays import Array, namespace, position, sigmoid
 from densecal.posthoc.base import Calibrator
+from densecal.posthoc.logit_histogram import Floats
 from densecal.posthoc.registry import register
 
 _FAR = 100.0
@@ -25,32 +25,33 @@ class IsotonicRegression(Calibrator):
     """
 
     tables = ("z", "y")
-    z: Tensor
-    y: Tensor
+    z: Floats
+    y: Floats
 
     def __init__(self) -> None:
         super().__init__()
-        ends = torch.tensor([-_FAR, _FAR], dtype=torch.float64)
-        self.register_buffer("z", ends)
-        self.register_buffer("y", ends.sigmoid())
+        ends = np.array([-_FAR, _FAR])
+        self.set_table("z", ends)
+        self.set_table("y", sigmoid(ends))
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the fitted function at p = sigmoid(z)."""
-        points, y = self.z.to(z.dtype), self.y.to(z.dtype)
-        z = z.clamp(points[0], points[-1])
-        right = torch.bucketize(z, points).clamp(1, points.numel() - 1)
+        xp = namespace(z)
+        points, y = self.table("z", z), self.table("y", z)
+        z = z.clip(points[0], points[-1])
+        right = position(z, points, right=False).clip(1, len(points) - 1)
         y0, y1 = y[right - 1], y[right]
         share = share_of_rise(z, points[right - 1], points[right])
         # y0 + (y1 - y0) can differ from y1 by rounding, and the function would then fall after a flat part.
-        return torch.where(share >= 1, y1, torch.minimum(y0 + share * (y1 - y0), y1))
+        return xp.where(share >= 1, y1, xp.minimum(y0 + share * (y1 - y0), y1))
 
     def check(self) -> None:
         """Raise ValueError unless the points rise and their y are probabilities."""
-        if self.z.numel() != self.y.numel() or self.z.numel() < 2:
-            raise ValueError(f"{self.z.numel()} z and {self.y.numel()} y; expected two or more points")
-        if bool((self.z.diff() < 0).any()):
+        if self.z.size != self.y.size or self.z.size < 2:
+            raise ValueError(f"{self.z.size} z and {self.y.size} y; expected two or more points")
+        if (np.diff(self.z) < 0).any():
             raise ValueError("z that fall; expected rising logits")
-        if self.y.min() < 0 or self.y.max() > 1 or bool((self.y.diff() < 0).any()):
+        if self.y.min() < 0 or self.y.max() > 1 or (np.diff(self.y) < 0).any():
             raise ValueError("y that fall or leave [0, 1]; expected rising numbers in [0, 1]")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
@@ -63,17 +64,18 @@ class IsotonicRegression(Calibrator):
         self.set_table("y", fit.x[ends][kept])
 
 
-def share_of_rise(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def share_of_rise(z: Array, a: Array, b: Array) -> Array:
     """Return (s(z) - s(a)) / (s(b) - s(a)) for a <= z <= b and s the sigmoid, exact even where s rounds to 1.
 
     s(z) - s(a) = s(z) s(-a) (1 - exp(a - z)), and s(z) = exp(min(z, 0)) s(|z|).
     """
-    ratio = (z.clamp(max=0.0) - b.clamp(max=0.0)).exp() * z.abs().sigmoid() / b.abs().sigmoid()
-    tiny = torch.finfo(z.dtype).tiny  # of points that are equal in this type, the rise is 0
-    return (ratio * _half_rise(z - a) / _half_rise(b - a).clamp(min=tiny)).clamp(0.0, 1.0)
+    xp = namespace(z)
+    ratio = xp.exp(z.clip(max=0.0) - b.clip(max=0.0)) * sigmoid(abs(z)) / sigmoid(abs(b))
+    tiny = xp.finfo(z.dtype).tiny  # of points that are equal in this type, the rise is 0
+    return (ratio * _half_rise(z - a) / _half_rise(b - a).clip(min=tiny)).clip(0.0, 1.0)
 
 
-def _half_rise(d: Tensor) -> Tensor:
+def _half_rise(d: Array) -> Array:
     """Return (1 - exp(-d)) / 2, exact for small d without expm1, which ONNX lacks."""
-    t = (d / 2.0).tanh()
+    t = namespace(d).tanh(d / 2.0)
     return t / (1.0 + t)

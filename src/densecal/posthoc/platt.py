@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, sigmoid
 from densecal.posthoc.base import Calibrator
 from densecal.posthoc.logistic import mean_nll, overlap
-from densecal.posthoc.newton import minimise
+from densecal.posthoc.newton import Floats, minimise
 from densecal.posthoc.registry import register
 
 
@@ -25,18 +24,18 @@ class PlattScaling(Calibrator):
     """
 
     tables = ("a", "b")
-    a: Tensor
-    b: Tensor
+    a: Floats
+    b: Floats
 
     def __init__(self, targets: bool = False) -> None:
         super().__init__()
         self.targets = targets
-        self.register_buffer("a", torch.ones((), dtype=torch.float64))
-        self.register_buffer("b", torch.zeros((), dtype=torch.float64))
+        self.set_table("a", 1.0)
+        self.set_table("b", 0.0)
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the sigmoid of a z + b."""
-        return (self.a.to(z.dtype) * z + self.b.to(z.dtype)).sigmoid()
+        return sigmoid(self.table("a", z) * z + self.table("b", z))
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
         z, y, n = data.by_label()

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="type[Calibrator]")
 
-CALIBRATORS: Registry[type[Calibrator]] = Registry("calibrator")
+NETWORKS = {
+    "local-temperature": "densecal.posthoc.networks.local_temperature",
+    "selective": "densecal.posthoc.networks.selective",
+}
+"""Calibrators that are networks. They calibrate one logit or K, need PyTorch, and are imported when asked for."""
+
+CALIBRATORS: Registry[type[Calibrator]] = Registry("calibrator", NETWORKS)
 names, find, options = CALIBRATORS.names, CALIBRATORS.find, CALIBRATORS.options
 
 

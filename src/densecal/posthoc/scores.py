@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from densecal.metrics.arrays import is_tensor, sigmoid
 from densecal.metrics.calibration import CalibrationMeter
 from densecal.metrics.levels import NLL_FLOOR
 from densecal.metrics.sketch import equal_width_index
@@ -34,31 +34,24 @@ def score_histogram(histogram: LogitHistogram, calibrator: Calibrator | None = N
 
     All pixels of a fine bin count at their mean logit: exact for 8- and 16-bit maps, and within 1e-4 for floats.
     """
-    z, y, n = (torch.from_numpy(column) for column in histogram.by_label())
-    p = z.sigmoid() if calibrator is None else _apply(calibrator, z)
-    p_t = torch.where(y == 1, p, 1.0 - p).clamp(NLL_FLOOR, 1.0 - NLL_FLOOR)
-    confidence, right = torch.maximum(p, 1.0 - p), (p > 0.5) == (y == 1)
-    gap = n * (confidence - right.double())
-    by_bin = torch.bincount(equal_width_index(confidence, BINS), gap, BINS)
+    z, y, n = histogram.by_label()
+    p = sigmoid(z) if calibrator is None else calibrator(z.reshape(1, 1, 1, -1)).ravel()
+    p_t = np.where(y == 1, p, 1.0 - p).clip(NLL_FLOOR, 1.0 - NLL_FLOOR)
+    confidence, right = np.maximum(p, 1.0 - p), (p > 0.5) == (y == 1)
+    gap = n * (confidence - right)
+    by_bin = np.bincount(equal_width_index(confidence, BINS), gap, BINS)
     total = float(n.sum())
-    return Scores(nll=-float(n @ p_t.log()) / total, ece=float(by_bin.abs().sum()) / total)
+    return Scores(nll=-float(n @ np.log(p_t)) / total, ece=float(np.abs(by_bin).sum()) / total)
 
 
-@torch.no_grad()
 def score_batches(batches: Batches, calibrator: Calibrator, ignore_index: int | None = None) -> tuple[Scores, Scores]:
     """Return the scores before and after calibration, computed in one pass."""
     meters = [CalibrationMeter(BINS, calibrator.num_classes, ignore_index=ignore_index, boundary=False) for _ in "12"]
     for item in batches():
         batch = Batch(*item)
         meters[0].update(logits=batch.logits, masks=batch.masks)
-        meters[1].update(calibrator(batch.logits, batch.images), batch.masks)
+        p = calibrator(batch.logits, batch.images)
+        meters[1].update(p.detach() if is_tensor(p) else p, batch.masks)
     results = [meter.compute() for meter in meters]
     before, after = (Scores(result.nll, result.ece_ew) for result in results)
     return before, after
-
-
-def _apply(calibrator: Calibrator, z: Tensor) -> Tensor:
-    """Apply a calibrator to flat logits on its own device; return probabilities on the CPU."""
-    device = next(iter(calibrator.buffers())).device
-    with torch.no_grad():
-        return calibrator(z.to(device).view(1, 1, 1, -1)).flatten().cpu()  # type: ignore[no-any-return]

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT, write_atomically, write_text
 from densecal.io.documents import parse_json, read_bytes, read_text
@@ -69,7 +67,7 @@ def _decode(path: Path) -> dict[str, Any]:
     return data
 
 
-def _load_weights(calibrator: Calibrator, expected: dict[str, Tensor], path: Path, data: dict[str, Any]) -> None:
+def _load_weights(calibrator: Calibrator, expected: dict[str, Any], path: Path, data: dict[str, Any]) -> None:
     name, digest = data.get("weights"), data.get("sha256")
     if not isinstance(name, str) or not name.endswith(_SUFFIX) or Path(name).name != name or "\\" in name:
         raise InputError(path, f"weights {str(name)[:100]!r}", f"the name of a {_SUFFIX} file beside it, no path")
@@ -87,12 +85,12 @@ def _load_weights(calibrator: Calibrator, expected: dict[str, Tensor], path: Pat
             raise InputError(weights_path, f"no tensor {key} of shape {tuple(tensor.shape)}", f"weights of {path}")
         if loaded.is_floating_point() and not bool(loaded.isfinite().all()):
             raise InputError(weights_path, f"NaN or infinite numbers in {key}", "finite weights")
-    calibrator.load_state_dict({**calibrator.state_dict(), **{key: tensors[key] for key in expected}})
+    calibrator.load_extra_state({key: tensors[key] for key in expected})
 
 
 def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise InputError("safetensors", "not installed", "pip install 'densecal[train]' for this calibrator") from None
+        raise InputError("safetensors", "not installed", "pip install 'densecal[torch]' for this calibrator") from None
     return safetensors.torch

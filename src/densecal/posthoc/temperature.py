@@ -6,12 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.optimize import brentq
 from scipy.special import expit
-from torch import Tensor
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, cast, namespace, softmax, take, to_host
 from densecal.posthoc.base import Batches, Calibrator, pixel_chunks
 from densecal.posthoc.logit_histogram import Floats, LogitHistogram
 from densecal.posthoc.registry import register
@@ -32,15 +31,15 @@ class Temperature(Calibrator):
 
     multiclass = True
     tables = ("temperature",)
-    temperature: Tensor
+    temperature: Floats
 
     def __init__(self, num_classes: int = 1) -> None:
         super().__init__(num_classes)
-        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+        self.set_table("temperature", 1.0)
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the sigmoid or softmax of z / T."""
-        return self.squash(z / self.temperature.to(z.dtype))
+        return self.squash(z / self.table("temperature", z))
 
     def check(self) -> None:
         """Raise ValueError unless T is positive."""
@@ -109,20 +108,22 @@ def _from_batches(batches: Batches, num_classes: int, ignore_index: int | None) 
 
 
 def _pass(batches: Batches, num_classes: int, ignore_index: int | None, s: float) -> _Sums:
-    total = torch.zeros(5, dtype=torch.float64)
+    total = np.zeros(5)
     for z, y in pixel_chunks(batches, num_classes, ignore_index):
-        z = z - z.amax(dim=1, keepdim=True)
-        p = (s * z).softmax(dim=1)
-        mean = (p * z).sum(dim=1, keepdim=True)
-        z_y = z.gather(1, y[:, None])
-        sums = (
-            torch.full_like(z_y, 1.0).sum(),
-            (mean - z_y).sum(),
-            (p * (z - mean).square()).sum(),
-            (z.mean(dim=1, keepdim=True) - z_y).sum(),
-            (z_y < 0).sum(),
-        )
-        total += torch.stack([value.double() for value in sums]).cpu()
+        xp = namespace(z)
+        with np.errstate(invalid="ignore"):  # infinite logits are refused below
+            z = z - xp.amax(z, 1, keepdims=True)
+            p = softmax(s * z)
+            mean = (p * z).sum(1, keepdims=True)
+            z_y = take(z, y)[:, None]
+            sums = (
+                xp.ones_like(z_y).sum(),
+                (mean - z_y).sum(),
+                (p * xp.square(z - mean)).sum(),
+                (z.mean(1, keepdims=True) - z_y).sum(),
+                cast(z_y < 0, "float64").sum(),
+            )
+        total += to_host(xp.stack(sums))
     return _Sums(*total.tolist())
 
 

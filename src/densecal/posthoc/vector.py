@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from densecal.errors import InputError
+from densecal.metrics.arrays import Array, bincount, cast_like, log_softmax, namespace, softmax, take, to_host
 from densecal.posthoc.base import Batches, Calibrator, pixel_chunks
 from densecal.posthoc.newton import Floats, NoMinimumError, minimise
 from densecal.posthoc.registry import register
@@ -30,24 +30,25 @@ class VectorScaling(Calibrator):
     binary = False
     multiclass = True
     tables = ("weight", "bias")
-    weight: Tensor
-    bias: Tensor
+    weight: Floats
+    bias: Floats
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
-        self.register_buffer("weight", torch.ones(num_classes, dtype=torch.float64))
-        self.register_buffer("bias", torch.zeros(num_classes, dtype=torch.float64))
+        self.set_table("weight", np.ones(num_classes))
+        self.set_table("bias", np.zeros(num_classes))
 
-    def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
+    def probabilities(self, z: Array, images: Array | None) -> Array:
         """Return the softmax of w * log p + b."""
-        w, b = (table.to(z.dtype).view(1, -1, 1, 1) for table in (self.weight, self.bias))
-        return (w * z.log_softmax(dim=1) + b).softmax(dim=1)
+        w, b = (self.table(name, z)[:, None, None] for name in self.tables)
+        return softmax(w * log_softmax(z) + b)
 
     def check(self) -> None:
         """Raise ValueError unless there is one weight and one bias per class."""
         for name in self.tables:
-            if self.get_buffer(name).numel() != self.num_classes:
-                raise ValueError(f"{name} of {self.get_buffer(name).numel()} numbers; expected {self.num_classes}")
+            size = getattr(self, name).size
+            if size != self.num_classes:
+                raise ValueError(f"{name} of {size} numbers; expected {self.num_classes}")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
         K = self.num_classes
@@ -66,14 +67,15 @@ class VectorScaling(Calibrator):
 
 
 def _check_classes(batches: Batches, K: int, ignore_index: int | None) -> None:
-    seen = torch.zeros(K, dtype=torch.int64)
+    seen = np.zeros(K, np.int64)
     wrong = 0
     for z, y in pixel_chunks(batches, K, ignore_index):
-        if not bool(z.isfinite().all()):
+        xp = namespace(z)
+        if not bool(xp.isfinite(z).all()):
             raise InputError("vector", "NaN or infinite logits", "finite logits")
-        seen += torch.bincount(y, minlength=K).cpu()
-        wrong += int((z.gather(1, y[:, None])[:, 0] < z.amax(dim=1)).sum())
-    missing = (seen == 0).nonzero().flatten().tolist()
+        seen += to_host(bincount(y, None, K))
+        wrong += int((take(z, y) < xp.amax(z, 1)).sum()) if len(y) else 0
+    missing = np.flatnonzero(seen == 0).tolist()
     if missing:
         raise InputError(
             "vector", f"no pixel of class {', '.join(map(str, missing[:5]))}{', ...' if len(missing) > 5 else ''}",
@@ -86,25 +88,25 @@ def _check_classes(batches: Batches, K: int, ignore_index: int | None) -> None:
 
 def _nll(batches: Batches, K: int, ignore_index: int | None, x: Floats) -> tuple[float, Floats, Floats]:
     """Return the mean NLL at (w, b) with gradient and Hessian."""
-    w, b = torch.from_numpy(x[:K]), torch.from_numpy(x[K:])
     pixels, value = 0, 0.0
-    gradient = torch.zeros(2 * K, dtype=torch.float64)
-    hessian = torch.zeros(2 * K, 2 * K, dtype=torch.float64)
+    gradient = np.zeros(2 * K)
+    hessian = np.zeros((2 * K, 2 * K))
+    diagonal = np.arange(K)
     for z, y in pixel_chunks(batches, K, ignore_index):
-        z = z.log_softmax(dim=1)
-        log_p = (w.to(z.device) * z + b.to(z.device)).log_softmax(dim=1)
-        p = log_p.exp()
+        xp = namespace(z)
+        w, b = (cast_like(part, z) for part in (x[:K], x[K:]))
+        z = log_softmax(z)
+        log_p = log_softmax(w * z + b)
+        p = xp.exp(log_p)
         pixels += len(y)
-        value -= float(log_p.gather(1, y[:, None]).sum())
-        residual = p.clone()
-        residual.scatter_add_(1, y[:, None], torch.full_like(log_p[:, :1], -1.0))
-        gradient += torch.cat([(residual * z).sum(0), residual.sum(0)]).cpu()
+        value -= float(take(log_p, y).sum())
+        right = y[:, None] == cast_like(diagonal, y)
+        residual = p - cast_like(right, p)
+        gradient += to_host(xp.concatenate([(residual * z).sum(0), residual.sum(0)]))
         # The Hessian is p_k (1[k = l] - p_l) times the features (z, 1) of k and l.
-        features = torch.cat([p * z, p], dim=1)
-        own = torch.stack([(p * z * z).sum(0), (p * z).sum(0), p.sum(0)]).cpu()
-        hessian -= (features.T @ features).cpu()
-        hessian[:K, :K] += own[0].diag()
-        hessian[:K, K:] += own[1].diag()
-        hessian[K:, :K] += own[1].diag()
-        hessian[K:, K:] += own[2].diag()
-    return value / pixels, (gradient / pixels).numpy(), (hessian / pixels).numpy()
+        features = xp.concatenate([p * z, p], 1)
+        own = to_host(xp.stack([(p * z * z).sum(0), (p * z).sum(0), p.sum(0)]))
+        hessian -= to_host(features.T @ features)
+        for rows, columns, sums in ((0, 0, own[0]), (0, K, own[1]), (K, 0, own[1]), (K, K, own[2])):
+            hessian[diagonal + rows, diagonal + columns] += sums
+    return value / pixels, gradient / pixels, hessian / pixels

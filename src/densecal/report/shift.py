@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from densecal.evaluation.shift import Shifts
 from densecal.report.figures import CYCLE, plain_text
 from densecal.report.tables import percent, terminal_text
+
+if TYPE_CHECKING:
+    from densecal.evaluation.shift import Shifts
 
 FIGURES = {"ece_ew": "ECE", "oe_ew": "OE", "accuracy": "accuracy"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from densecal.errors import InputError
@@ -17,10 +18,13 @@ class Registry(Generic[T]):
 
     Args:
         kind: What messages call them, such as "method".
+        modules: Modules that register a name when they are imported, which happens when the name is asked for. This is
+            for what needs an optional dependency.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, modules: Mapping[str, str] | None = None) -> None:
         self.kind = kind
+        self._modules = dict(modules or {})
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -36,7 +40,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """List the registered names."""
-        return sorted(self._items)
+        return sorted({*self._items, *self._modules})
 
     def find(self, name: str, where: str | None = None) -> T:
         """Return what is registered under a name.
@@ -48,6 +52,8 @@ class Registry(Generic[T]):
         Raises:
             InputError: There is no such name.
         """
+        if name not in self._items and name in self._modules:
+            import_module(self._modules[name])
         if name not in self._items:
             question = suggestion(name, self.names())
             expected = f"one of {', '.join(self.names())}" + (f" ({question})" if question else "")

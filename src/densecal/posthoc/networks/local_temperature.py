@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from densecal.errors import InputError
-from densecal.posthoc.base import Batch, Calibrator
-from densecal.posthoc.gradient import pixel_nll, train_copy
+from densecal.posthoc.base import Batch
+from densecal.posthoc.networks.base import NetworkCalibrator
+from densecal.posthoc.networks.gradient import pixel_nll, train_copy
 from densecal.posthoc.registry import register
 from densecal.posthoc.temperature import Temperature
 
@@ -40,7 +41,7 @@ def _mirror_index(side: int, device: torch.device) -> Tensor:
 
 
 @register("local-temperature")
-class LocalTemperature(Calibrator):
+class LocalTemperature(NetworkCalibrator):
     """p' = sigmoid(z / T(x)), or softmax, with a map T(x) > 0 from logits and image; the chosen class never changes.
 
     Gates mix four convolutions of the logits pair by pair, then the result with a convolution of the image. This m(x)
@@ -56,8 +57,6 @@ class LocalTemperature(Calibrator):
         seed: Seed of the gates' initial weights.
     """
 
-    multiclass = True
-    needs_images = True
     tables = ("start",)
     start: Tensor
 
@@ -67,7 +66,7 @@ class LocalTemperature(Calibrator):
             raise InputError("local-temperature: epochs, lr", f"{epochs}, {lr}", "at least 1, above 0")
         self.epochs, self.lr, self.seed = epochs, lr, seed
         channels = 2 if num_classes == 1 else num_classes
-        self.register_buffer("start", torch.ones((), dtype=torch.float64))
+        self.set_table("start", 1.0)
         self.branches, self.gates, self.picture = _window(channels, 4), _window(channels, 4), _window(3, 1)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
@@ -90,7 +89,8 @@ class LocalTemperature(Calibrator):
     def probabilities(self, z: Tensor, images: Tensor | None) -> Tensor:
         """Return the sigmoid or softmax of z / T(x)."""
         assert images is not None
-        return self.squash(z / self.temperatures(z, images))
+        probabilities: Tensor = self.squash(z / self.temperatures(z, images))
+        return probabilities
 
     def check(self) -> None:
         """Raise ValueError unless the global temperature is positive."""

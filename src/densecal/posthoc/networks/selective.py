@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits
 
 from densecal.errors import InputError
-from densecal.posthoc.base import Batch, Calibrator
-from densecal.posthoc.gradient import train_copy
+from densecal.posthoc.base import Batch
+from densecal.posthoc.networks.base import NetworkCalibrator
+from densecal.posthoc.networks.gradient import train_copy
 from densecal.posthoc.registry import register
 
 _WINDOW = 5
@@ -19,7 +21,7 @@ _WINDOW = 5
 
 
 @register("selective")
-class SelectiveScaling(Calibrator):
+class SelectiveScaling(NetworkCalibrator):
     """z / T2 where a detector says "wrong", z elsewhere; the chosen class never changes.
 
     The detector is a network on single pixels, of widths n, 2n, n for n features, with batch normalisation. One logit
@@ -36,8 +38,6 @@ class SelectiveScaling(Calibrator):
         seed: Seed of the initial weights.
     """
 
-    multiclass = True
-    needs_images = True
     tables = ("temperature",)
     temperature: Tensor
 
@@ -55,7 +55,7 @@ class SelectiveScaling(Calibrator):
             values = f"{epochs}, {lr}, {temperature}, {weight}"
             raise InputError("selective: epochs, lr, temperature, weight", values, "at least 1, the others above 0")
         self.weight, self.epochs, self.lr, self.seed = weight, epochs, lr, seed
-        self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float64))
+        self.set_table("temperature", temperature)
         n = (2 if num_classes == 1 else num_classes) + 5
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -80,7 +80,8 @@ class SelectiveScaling(Calibrator):
         """Return the sigmoid or softmax of z, divided by T2 where it is flagged."""
         assert images is not None
         flagged = self.error_logits(z, images) > 0
-        return self.squash(torch.where(flagged, z / self.temperature.to(z.dtype), z))
+        probabilities: Tensor = self.squash(torch.where(flagged, z / self.temperature.to(z.dtype), z))
+        return probabilities
 
     def check(self) -> None:
         """Raise ValueError unless T2 is positive."""
@@ -98,7 +99,7 @@ class SelectiveScaling(Calibrator):
 
         def batches() -> Iterator[Batch]:
             # Batch normalisation needs more than one pixel.
-            return (Batch(*batch) for batch in data() if batch[0][:, 0].numel() > 1)
+            return (Batch(*batch) for batch in data() if math.prod(batch[0][:, 0].shape) > 1)
 
         initial = SelectiveScaling(self.num_classes, seed=self.seed).to(self.temperature.device)
         initial.set_table("temperature", self.temperature)

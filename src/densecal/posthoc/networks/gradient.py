@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from densecal.errors import InputError
-from densecal.posthoc.base import Batch, Batches, Calibrator
+from densecal.posthoc.base import Batch, Batches
+from densecal.posthoc.networks.base import NetworkCalibrator, to_tensor
 
-C = TypeVar("C", bound=Calibrator)
+C = TypeVar("C", bound=NetworkCalibrator)
 Loss = Callable[[C, Batch], Tensor]
 
 
@@ -67,7 +68,8 @@ def pixel_nll(z: Tensor, masks: Tensor, ignore_index: int | None) -> Tensor:
     return (values * valid).sum() / valid.sum().clamp(min=1)
 
 
-def _to_device(batch: Batch, device: torch.device, network: Calibrator) -> Batch:
+def _to_device(batch: Batch, device: torch.device, network: NetworkCalibrator) -> Batch:
     if batch.images is None:
         raise InputError(network.method, "batches without images", "logits, masks and images")
-    return Batch(batch.logits.to(device).float(), batch.masks.to(device), batch.images.to(device).float())
+    logits, masks, images = (to_tensor(array).to(device) for array in batch)
+    return Batch(logits.float(), masks, images.float())
