@@ -69,7 +69,7 @@ def test_commands_write_the_same_bytes_without_torch(tmp_path):
     (tmp_path / "kept").rename(without)
     files = sorted(path.relative_to(without) for path in without.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(with_torch) for path in with_torch.rglob("*") if path.is_file())
-    assert len(files) > 60
+    assert len(files) >= 60
     for file in files:
         assert (without / file).read_bytes() == (with_torch / file).read_bytes(), file
 
