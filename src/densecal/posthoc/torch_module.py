@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from densecal.posthoc.base import Calibrator
+if TYPE_CHECKING:
+    from densecal.posthoc.base import Calibrator
 
 
 class CalibratorModule(nn.Module):
