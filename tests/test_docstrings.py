@@ -19,6 +19,8 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
+    if name.startswith("densecal.integrations.ray"):
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'densecal[ray]'")
     module = importlib.import_module(name)
     names = {"torch": importlib.import_module("torch"), "np": importlib.import_module("numpy")}
     done = doctest.testmod(module, extraglobs=names)

@@ -52,6 +52,8 @@ ONLY_PARSED = {
     'train my.yaml "engine.loggers=[mlflow': "needs MLflow; tests/integrations/test_loggers.py has a stand-in",
 }
 """Beginnings of commands, and why they are not run."""
+ON_A_CLUSTER = "--engine ray"
+"""Commands with these options are not run either: tests/integrations/test_ray.py has a cluster."""
 SLOW = ("demo", "benchmark examples/benchmark_scenes.yaml", "report runs/", "export ")
 """Run by `make test-slow`."""
 FOUND_WRONG = ("data check", "check ")
@@ -288,7 +290,8 @@ def pages(*, slow: bool) -> list[object]:
     seen: set[str] = set()
     for page, command in OURS:
         own = chosen.setdefault(name_of(page), [])
-        if not starts(command, ONLY_PARSED) and starts(command, SLOW) == slow and command not in seen:
+        parsed = starts(command, ONLY_PARSED) or ON_A_CLUSTER in command
+        if not parsed and starts(command, SLOW) == slow and command not in seen:
             own.append(command)
             seen.add(command)
     return [pytest.param(own, id=page) for page, own in chosen.items() if own]

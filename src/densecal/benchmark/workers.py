@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -54,7 +56,9 @@ class Event:
 Watch = Callable[[Event], None]
 
 
-def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None = None) -> None:
+def run_benchmark(
+    matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None = None, cluster: Cluster | None = None
+) -> None:
     """Run the cells of a matrix that are not finished yet.
 
     Every task ends with a result file or, if it failed, with an error file. Failures of earlier calls are retried.
@@ -64,6 +68,7 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
         out: Its folder.
         jobs: Processes per device; every GPU is a device, or else the CPU.
         watch: Called with every event.
+        cluster: Runs the cells in place of processes of this machine, a GPU each where it has any.
 
     Raises:
         InputError: The settings or the data are wrong; nothing was trained.
@@ -81,6 +86,9 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
     _write_matrix(matrix, out / "matrix.yaml")
     for task in tasks:
         watch(Event(task.key, "waiting"))
+    if cluster is not None:
+        _run_on(cluster, plan, watch)
+        return
     workers: list[_Worker] = []
     try:
         with _raise_on_sigterm():
@@ -91,6 +99,81 @@ def run_benchmark(matrix: Matrix, out: Path, jobs: int = 1, watch: Watch | None 
             worker.ask_to_stop()
         for worker in workers:
             worker.close()
+
+
+class Cluster(Protocol):
+    """An engine that yields results as they come, is given work as it opens up, and survives lost work."""
+
+    def map(
+        self,
+        function: Callable[..., Event],
+        calls: Iterable[tuple[Any, ...] | None],
+        *,
+        gpu: bool = False,
+        ordered: bool = True,
+        lost: Callable[[tuple[Any, ...], str], Event] | None = None,
+    ) -> Iterator[Event]:
+        """Yield what the function returns for each call; None in place of a call: nothing to do before a result."""
+        ...
+
+
+def _run_on(cluster: Cluster, plan: Plan, watch: Watch) -> None:
+    """Run the tasks of a plan on a cluster, each once."""
+    running: dict[str, Path] = {}
+    ended: set[str] = set()
+
+    def calls() -> Iterator[tuple[Any, ...] | None]:
+        done: set[Path] = set()
+        while tasks := [task for task in open_tasks(plan, done) if task.key not in ended]:
+            ready = [task for task in tasks if task.key not in running and not _waits(task)]
+            for task in ready:
+                running[task.key] = task.folder
+                watch(Event(task.key, "running", "on the cluster"))
+                yield plan.matrix, plan.out, task.key
+            yield None
+
+    def lost(call: tuple[Any, ...], reason: str) -> Event:
+        write_text(running[call[2]] / ERROR, reason + "\n")
+        return Event(call[2], "failed", reason)
+
+    gpu = plan.untuned[0].config.engine.accelerator != "cpu"
+    for event in cluster.map(run_cell, calls(), gpu=gpu, ordered=False, lost=lost):
+        del running[event.task]
+        if event.state in ("finished", "failed"):
+            ended.add(event.task)
+        watch(event)
+
+
+def run_cell(matrix: Matrix, out: Path, key: str) -> Event:
+    """Run one task in this process, unless it is finished or another process runs it; return what came of it."""
+    plan = Plan(matrix, out)
+    task = next((task for task in open_tasks(plan, set()) if task.key == key), None)
+    last = _LastEvent(Event(key, "finished", "by another process"))
+    if task is not None and not _try_task(task, _image_sets(), last):
+        time.sleep(POLL_SECONDS)
+        return Event(key, "waiting", "for another process")
+    return last.event
+
+
+class _LastEvent:
+    """Keeps the last event of a task; it takes the place of the pipe to a watching process."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+    def send(self, message: tuple[Event, Path]) -> None:
+        self.event = message[0]
+
+
+@lru_cache(maxsize=1)
+def _image_sets() -> ImageSets:
+    """Keep image sets between the tasks of a process."""
+    return ImageSets()
+
+
+def _waits(task: Task) -> bool:
+    """Return whether a task waits for its first stage."""
+    return isinstance(task, Cell) and task.start is not None and not finished(task.start)
 
 
 def _write_matrix(matrix: Matrix, path: Path) -> None:
@@ -189,12 +272,12 @@ def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _try_task(task: Task, sets: ImageSets, pipe: Connection) -> bool:
+def _try_task(task: Task, sets: ImageSets, pipe: Connection | _LastEvent) -> bool:
     """Run a task and return true, unless it waits for its first stage, or another process runs or has finished it."""
     # only workers need the networks, whose libraries take seconds to load
     from densecal.benchmark.cells import run_task
 
-    if isinstance(task, Cell) and task.start is not None and not finished(task.start):
+    if _waits(task):
         return False
     with lock_folder(task.folder) as held:
         if not held or finished(task) or failed(task):
@@ -221,7 +304,7 @@ def _try_task(task: Task, sets: ImageSets, pipe: Connection) -> bool:
 class _Reporter:
     """Reports the progress of a task to the watching process, a few times per second."""
 
-    def __init__(self, pipe: Connection, task: Task) -> None:
+    def __init__(self, pipe: Connection | _LastEvent, task: Task) -> None:
         self.pipe, self.task, self.last = pipe, task, 0.0
 
     def __call__(self, title: str, done: int, total: int, /, **figures: float) -> None:

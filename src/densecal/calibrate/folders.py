@@ -26,10 +26,14 @@ from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
+from densecal.runtime.engine import Engine, InProcesses
 from densecal.runtime.progress import Progress, silent, track
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CHUNK = 32
+"""Pairs that are counted together, whatever the engine: sums of floats depend on how they are grouped."""
 
 Array = NDArray[Any]
 
@@ -44,6 +48,9 @@ class MapData:
         ignore_index: Mask value of void pixels; 255 for K classes, none for foreground masks unless given.
         images: Folder of the photographs, for calibrators that look at them.
         maps: How the maps are stored.
+
+    Attributes:
+        engine: Where pixels are counted.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class MapData:
     ) -> None:
         self.pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
         self.maps = maps
+        self.engine: Engine = InProcesses()
         self.classes = classes
         self.mask_void = ignore_index
         self.ignore_index = VOID if ignore_index is None or classes == 1 else ignore_index
@@ -74,14 +82,13 @@ class MapData:
 
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels; integer maps are counted by level."""
-        histogram = LogitHistogram()
-        for pair in track(self.pairs, "Reading maps", progress):
-            read = read_foreground_pair(pair, self.mask_void, options=self.maps)
-            prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
-            if np.issubdtype(prediction.dtype, np.floating):
-                histogram.update(logit(prediction), mask)
-            else:
-                histogram.add_levels(count_levels(prediction, mask)[0])
+        histogram, done = LogitHistogram(), 0
+        chunks = [self.pairs[first : first + CHUNK] for first in range(0, len(self.pairs), CHUNK)]
+        calls = ((chunk, self.mask_void, self.maps) for chunk in chunks)
+        for chunk, part in zip(chunks, self.engine.map(count_logits, calls), strict=True):
+            histogram.merge(part)
+            done += len(chunk)
+            progress("Reading maps", done, len(self.pairs))
         return histogram
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
@@ -104,6 +111,19 @@ class MapData:
             else:  # without images, pixels are independent, so a large map may come in chunks
                 for rows in row_chunks(masks.shape[-2:]):
                     yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
+
+
+def count_logits(pairs: list[Pair], void: int | None, maps: MapOptions) -> LogitHistogram:
+    """Count logits and labels of the pixels of some pairs."""
+    histogram = LogitHistogram()
+    for pair in pairs:
+        read = read_foreground_pair(pair, void, options=maps)
+        prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
+        if np.issubdtype(prediction.dtype, np.floating):
+            histogram.update(logit(prediction), mask)
+        else:
+            histogram.add_levels(count_levels(prediction, mask)[0])
+    return histogram
 
 
 def apply(

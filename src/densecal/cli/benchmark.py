@@ -12,6 +12,8 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import Force, console, print_line, print_note
+from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
+from densecal.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +35,8 @@ def benchmark(
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing; make tables and figures from the results there are.")
     ] = False,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     force: Force = False,
 ) -> None:
     """Compare methods: train and evaluate every method with every seed, and write the table of the paper.
@@ -48,11 +52,15 @@ def benchmark(
     * `densecal benchmark matrix.yaml --out runs/duts --jobs 3` for networks too small to fill a GPU
 
     * `densecal benchmark matrix.yaml --out runs/duts --tables-only`
+
+    * `densecal benchmark matrix.yaml --out /shared/duts --engine ray --address auto`, one cell per GPU of a cluster
     """
     from densecal.benchmark import load_matrix, run_benchmark, summarise
     from densecal.benchmark.plan import Plan
     from densecal.benchmark.workers import data_files
 
+    if engine is EngineName.ray and jobs > 1:
+        raise InputError("--jobs", f"{jobs} with --engine ray", "neither, because the cluster runs a cell per GPU")
     loaded = load_matrix(matrix)
     from densecal.io.atomic import write_text
     from densecal.io.outputs import check_outputs
@@ -67,8 +75,8 @@ def benchmark(
     reads = (matrix, *(() if tables_only else data_files(Plan(loaded, out))))
     check_outputs("benchmark", [*tables, *figure_targets(out / "figures")], reads, force)
     if not tables_only:
-        with progress_table() as report:
-            run_benchmark(loaded, out, jobs, report)
+        with open_engine(engine, address) as cluster, progress_table() as report:
+            run_benchmark(loaded, out, jobs, report, cluster)
     summary = summarise(loaded, out, shlex.join(["densecal", "benchmark", str(matrix), "--out", str(out)]))
     if summary.rows:
         write_tables(summary, out)

@@ -21,6 +21,7 @@ from densecal.cli.common import (
     read_groups,
     tell_unfinished,
 )
+from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
@@ -54,6 +55,8 @@ def calibrate_fit(
     normalise: Normalise = False,
     axes: Axes = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     force: Force = False,
 ) -> None:
     """Fit a calibrator on held-out maps and masks, or on the validation images of a run.
@@ -68,6 +71,8 @@ def calibrate_fit(
     * `densecal calibrate fit local-temperature runs/duts --out cal.json`
 
     * `densecal calibrate fit vector softmax/ labels/ --classes 11 --ignore-index 11 --out cal.json`
+
+    * `densecal calibrate fit temperature val-maps/ val-masks/ --out cal.json --engine ray --address auto`
     """
     if out != STDOUT and out.suffix.lower() != ".json":
         raise InputError("--out", str(out), "a name that ends in .json")
@@ -82,6 +87,9 @@ def calibrate_fit(
 
     data: MapData | RunData
     fit_device = "cpu"
+    if engine is EngineName.ray and (is_run(predictions) or kind.needs_images or (classes or 1) > 1):
+        expected = "maps of one foreground probability, and a calibrator that is fitted from counts of their logits"
+        raise InputError("--engine ray", f"{method} on {predictions}", expected)
     if is_run(predictions):
         given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
         if maps != AS_STORED:
@@ -104,7 +112,9 @@ def calibrate_fit(
     file, weights = posthoc.calibrator_files(out)
     targets = [(file, "json"), (weights if kind.needs_images else None, "safetensors")]
     check_outputs("calibrate fit", targets, data.files(), force)
-    with progress_bar() as report:
+    with open_engine(engine, address) as cluster, progress_bar() as report:
+        if cluster is not None and isinstance(data, folders.MapData):
+            data.engine = cluster
         result = fit(method, data, fit_device, report)
     posthoc.save(result.calibrator, out)
     for warning in result.warnings:

@@ -22,6 +22,7 @@ from densecal.cli.common import (
     progress_bar,
     read_groups,
 )
+from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from densecal.evaluation.record import Record, SkippedFile
     from densecal.evaluation.worker import Settings
     from densecal.io.groups import Groups
+    from densecal.runtime.engine import Engine
     from densecal.runtime.sharding import Processes
 
 
@@ -85,6 +87,8 @@ def evaluate(
         Path | None,
         typer.Option(help="Write the sums of these images, in place of figures, to FILE.sketch for densecal merge."),
     ] = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     force: Force = False,
 ) -> None:
     """Measure how well the confidence of prediction maps is calibrated, and how good the maps are.
@@ -109,6 +113,8 @@ def evaluate(
     * `densecal evaluate maps-07/ masks-07/ --partial part-07.sketch`, and at the end `densecal merge part-*.sketch`
 
     * `torchrun --nproc-per-node 4 -m densecal.cli evaluate maps/ masks/ --json scores.json`, also on several machines
+
+    * `densecal evaluate s3://bucket/maps s3://bucket/masks --json scores.json --engine ray --address auto`
     """
     from densecal.evaluation.worker import Settings
     from densecal.runtime.sharding import join_processes
@@ -121,11 +127,11 @@ def evaluate(
         raise InputError(predictions, "a run, which holds no maps", written)
     if partial and any((json, csv, latex, figures, ood)):
         raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")
-    with join_processes() as processes:
+    with join_processes() as processes, open_engine(engine, address, workers) as cluster:
         # on every process, because the others would wait for one that refuses
         check_targets(json, csv, latex, partial, folder=figures)
         _check_outputs(predictions, masks, ood or [], json, csv, latex, figures, partial, force)
-        work = Work(settings, workers or processes.workers(), skip_bad, processes)
+        work = Work(settings, workers or processes.workers(), skip_bad, processes, cluster)
         grouping = read_groups(groups)
         if partial:
             _write_partial(predictions, masks, name, dataset, grouping, work, partial)
@@ -196,6 +202,7 @@ class Work:
     workers: int
     skip_bad: bool
     processes: Processes
+    engine: Engine | None
 
 
 def _write_partial(

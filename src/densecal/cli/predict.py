@@ -9,6 +9,7 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import Force, print_line, progress_bar, tell_unfinished
+from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 
@@ -55,6 +56,8 @@ def predict(
         bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
     ] = False,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     force: Force = False,
 ) -> None:
     """Write the probability maps of a trained model, at the size of each image.
@@ -77,6 +80,8 @@ def predict(
     * `densecal predict runs/seed0 photos/ --ensemble runs/seed1 --ensemble runs/seed2 --out maps/`
 
     * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
+
+    * `densecal predict runs/duts photos/ --out maps/ --engine ray --address auto`, on the GPUs of a cluster
     """
     if tile is None and overlap is not None:
         raise InputError("--overlap", str(overlap), "--tile as well")
@@ -96,6 +101,23 @@ def predict(
         ):  # fmt: skip
             if value:
                 raise InputError(option, "with an ONNX file", "a run folder or checkpoint folder")
+    elif preprocess is not None:
+        raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
+    models = (model, *(ensemble or []))
+    with open_engine(engine, address) as cluster:
+        if cluster is not None:
+            from densecal.prediction.job import Job, predict_on
+
+            tell_unfinished(*models)
+            job = Job(
+                models, images, out, format, uncertainty, batch, device, preprocess, mc_dropout, tile, overlap,
+                like_onnx, max_pixels,
+            )  # fmt: skip
+            reads = [file for member in models for file in run_files(member)] + [model]
+            with progress_bar() as report:
+                print_line(f"{out}: {predict_on(cluster, job, report, reads, force):,} maps")
+            return
+    if is_onnx(model):
         with join_processes() as processes, progress_bar() as report:
             network = load_onnx(model, preprocess, device)
             count = write_maps(
@@ -115,8 +137,6 @@ def predict(
         if processes.first:
             print_line(f"{out}: {count:,} maps")
         return
-    if preprocess is not None:
-        raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
     from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
     from densecal.prediction.tiles import Tiling
 

@@ -20,7 +20,7 @@ from densecal.io.groups import Groups
 from densecal.io.map_values import check_scale
 from densecal.io.pairs import Pair
 from densecal.metrics.bootstrap import paired_intervals
-from densecal.runtime.pool import map_in_processes
+from densecal.runtime.engine import Engine, InProcesses
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
@@ -96,6 +96,7 @@ def evaluate_shared(
     groups: Groups | None = None,
     progress: Progress = silent,
     processes: Processes = ALONE,
+    engine: Engine | None = None,
 ) -> Evaluation | None:
     """Do what `evaluate` does in several processes, all of which make this call.
 
@@ -110,13 +111,14 @@ def evaluate_shared(
         groups: Groups of images that are alike.
         progress: Told how many pairs of this process's share are scored.
         processes: The processes that share the work.
+        engine: Where the work is done, in place of worker processes.
 
     Returns:
         The evaluation on the first process, the same to the bit however many there are; ``None`` on the others.
     """
     part = score_folder(
         predictions, masks, name=name, dataset=dataset, settings=settings, workers=workers, skip_bad=skip_bad,
-        groups=groups, progress=progress, processes=processes,
+        groups=groups, progress=progress, processes=processes, engine=engine,
     )  # fmt: skip
     if part is None:
         return None
@@ -138,13 +140,14 @@ def score_folder(
     groups: Groups | None = None,
     progress: Progress = silent,
     processes: Processes = ALONE,
+    engine: Engine | None = None,
 ) -> Partial | None:
     """Return the sums behind an evaluation; the options are those of `evaluate_shared`."""
     settings = settings or Settings()
     pairs, unpaired = find_pairs(predictions, masks, skip_bad, settings.maps.strip_suffix)
     if groups is not None:
         groups.of([pair.stem for pair in pairs])
-    total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes)
+    total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes, engine)
     if not processes.first:
         return None
     skipped = in_order(map(skipped_file, [*unpaired, *unreadable]))
@@ -183,6 +186,7 @@ def score_all(
     skip_bad: bool,
     progress: Progress,
     processes: Processes = ALONE,
+    engine: Engine | None = None,
 ) -> tuple[Total, list[InputError]]:
     """Score the pairs and add everything up.
 
@@ -190,9 +194,11 @@ def score_all(
         The sums, and why pairs were skipped (empty unless ``skip_bad``). The first process has those of all
         processes, any other those of its own share.
     """
+    chunks = processes.share(_chunks(pairs))
+    engine = engine or InProcesses(min(workers, len(chunks)), ["densecal.evaluation.worker"])
     try:
         outcome: tuple[Total, list[InputError]] | InputError = _score_share(
-            processes.share(_chunks(pairs)), settings, workers, skip_bad, progress
+            chunks, settings, engine, skip_bad, progress
         )
     except InputError as error:  # the other processes wait for the sums of this one
         outcome = error
@@ -229,14 +235,13 @@ def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
 
 
 def _score_share(
-    chunks: Sequence[list[Pair]], settings: Settings, workers: int, skip_bad: bool, progress: Progress
+    chunks: Sequence[list[Pair]], settings: Settings, engine: Engine, skip_bad: bool, progress: Progress
 ) -> tuple[Total, list[InputError]]:
     total, done = Total(settings), 0
     skipped: list[InputError] = []
     pairs = sum(len(chunk) for chunk in chunks)
     calls = ((chunk, settings, total.uses_fine_bins) for chunk in chunks)
-    parts = map_in_processes(score_pairs, calls, min(workers, len(chunks)), preload=["densecal.evaluation.worker"])
-    for part in parts:
+    for part in engine.map(score_pairs, calls):
         if part.bad and not skip_bad:
             raise part.bad[0]
         skipped += part.bad

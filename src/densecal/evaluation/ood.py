@@ -16,6 +16,7 @@ from densecal.io.suffixes import suffix_of
 from densecal.io.urls import entries, is_folder
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
+from densecal.runtime.engine import Engine
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
@@ -30,6 +31,7 @@ def evaluate_ood(
     skip_bad: bool = False,
     progress: Progress = silent,
     processes: Processes = ALONE,
+    engine: Engine | None = None,
 ) -> Evaluation | None:
     """Score a folder of maps of images without foreground: every pixel is background.
 
@@ -45,13 +47,14 @@ def evaluate_ood(
         skip_bad: Leave out what cannot be read, and list it, instead of stopping.
         progress: Told how many maps are scored.
         processes: The processes that share the work, as for ``evaluate_shared``.
+        engine: Where the work is done, in place of worker processes.
     """
     settings = settings or Settings()
     if not settings.binary:
         raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images without any object")
     plain = replace(settings, full=False, ignore_index=None, entropy=True)
     maps = find_maps(predictions, settings.maps.strip_suffix)
-    total, skipped = score_all(maps, plain, workers, skip_bad, progress, processes)
+    total, skipped = score_all(maps, plain, workers, skip_bad, progress, processes, engine)
     if not processes.first:
         return None
     if not total.stems:

@@ -9,9 +9,10 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,8 @@ from densecal.names import storable
 
 SIGNIFICANT_DIGITS = 10
 STDOUT = Path("-")
+_NAME_PART = 40
+_TEMPORARY = re.compile(r"\.(.*)\.[a-z0-9_]{8}\.tmp")
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -43,7 +46,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".tmp", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:_NAME_PART]}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
         raise InputError(path, f"cannot be written ({error.strerror})", "a folder that can be written to") from None
     try:
@@ -58,6 +61,17 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def remove_unfinished(folder: Path, names: Collection[str]) -> None:
+    """Remove what killed writers left of files with some names. A folder that is remote has nothing of the kind."""
+    if is_remote(folder) or not folder.is_dir():
+        return
+    begins = {name[:_NAME_PART] for name in names}
+    for path in folder.glob(".*.tmp"):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and match[1] in begins:
+            path.unlink(missing_ok=True)
 
 
 def _write_special(path: Path, content: bytes) -> None:

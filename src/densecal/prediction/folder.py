@@ -112,15 +112,14 @@ def write_maps(
     Returns:
         Number of maps written by all processes, on the first of them.
     """
-    format = format or ("npy" if classes > 1 else "png16")
-    if format not in FORMATS or (classes > 1 and format != "npy"):
-        raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
+    format = check_format(format, classes)
     source = open_source(images)
     try:
-        _check_targets(source, images, out, format, uncertainty, reads, force)
-        own = processes.share(_batches(source.names, batch))
-        write = partial(write_map, format=format, command="predict", planes=_uncertainty if uncertainty else None)
-        outcome: int | InputError = _predict_share(maps, _read(source, own, max_pixels), out, write, own, progress)
+        check_maps(source, images, out, format, uncertainty, reads, force)
+        own = processes.share(cut_batches(source.names, batch))
+        outcome: int | InputError = write_batches(
+            maps, source, own, out, format, uncertainty=uncertainty, max_pixels=max_pixels, progress=progress
+        )
     except InputError as error:  # the other processes wait for the count of this one
         outcome = error
     done = 0
@@ -131,7 +130,15 @@ def write_maps(
     return done
 
 
-def _check_targets(
+def check_format(format: str | None, classes: int) -> str:
+    """Return the format of the maps, which must be able to hold them."""
+    format = format or ("npy" if classes > 1 else "png16")
+    if format not in FORMATS or (classes > 1 and format != "npy"):
+        raise InputError("--format", format, "npy for several classes, else one of " + ", ".join(FORMATS))
+    return format
+
+
+def check_maps(
     source: Source, images: Path, out: Path, format: str, uncertainty: bool, reads: Iterable[Path], force: bool
 ) -> None:
     """Refuse to write maps over images, over the model, or over files that no prediction wrote."""
@@ -143,18 +150,22 @@ def _check_targets(
     check_outputs("predict", targets, chain(source.files(), [images], reads), force)
 
 
-def _predict_share(
+def write_batches(
     maps: Maps,
-    images: Iterator[list[tuple[str, Array]]],
-    out: Path,
-    write: Callable[[Path, Chunks, tuple[int, ...]], None],
+    source: Source,
     batches: Sequence[list[str]],
-    progress: Progress,
+    out: Path,
+    format: str,
+    *,
+    uncertainty: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    progress: Progress = silent,
 ) -> int:
     """Write the maps of some batches of names and return their number."""
+    write = partial(write_map, format=format, command="predict", planes=_uncertainty if uncertainty else None)
     total = sum(len(names) for names in batches)
     done = 0
-    for group in prefetch(images, depth=1):
+    for group in prefetch(_read(source, batches, max_pixels), depth=1):
         for (name, image), chunks in zip(group, maps([image for _, image in group]), strict=True):
             write(out / name, chunks, image.shape[:2])
         done += len(group)
@@ -162,7 +173,8 @@ def _predict_share(
     return done
 
 
-def _batches(names: list[str], batch: int) -> list[list[str]]:
+def cut_batches(names: list[str], batch: int) -> list[list[str]]:
+    """Cut names into batches, the same however many processes share them."""
     return [names[first : first + batch] for first in range(0, len(names), batch)]
 
 

@@ -1,0 +1,205 @@
+"""Ray as the engine of the commands: a cluster does the work of a process pool.
+
+The commands send tasks, not actors. A task is a chunk of files, and its result is a few kilobytes of exact sums, so
+Ray may run it anywhere and run it again when a node is lost: the figures are those of one process, bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from densecal import __version__
+from densecal.errors import InputError
+from densecal.runtime.cores import cores
+from densecal.runtime.extras import require
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+require("densecal.integrations.ray_engine", "ray", install="'densecal[ray]'")
+import ray  # noqa: E402
+from ray.exceptions import RayError, RayTaskError  # noqa: E402
+
+T = TypeVar("T")
+
+RETRIES = 5
+"""How often a task is run again whose node or process was lost."""
+OBJECT_STORE_BYTES = 200_000_000
+"""Shared memory of a Ray that is started here: results are small."""
+_AHEAD = 3
+"""Tasks per CPU or GPU that are submitted before there is room for them."""
+_REACH_SECONDS = 10.0
+_WAIT_SECONDS = 1.0
+"""After this time without a result, look again how many nodes there are."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """An InputError that a task raised, as its result: Ray would not run it again."""
+
+    error: InputError
+
+
+class RayEngine:
+    """The engine of a Ray cluster.
+
+    Args:
+        address: ``auto`` or HOST:PORT of a running cluster; Ray is started on this machine unless given.
+        workers: Tasks at a time; by default as many as the cluster has CPUs, or GPUs where these are used.
+
+    Raises:
+        InputError: There is no cluster at the address, or one of another version of Python or Ray.
+    """
+
+    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        self.workers = workers
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(address or os.environ.get("RAY_ADDRESS"), workers)
+
+    def __enter__(self) -> RayEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._started:
+            ray.shutdown()
+
+    def map(
+        self,
+        function: Callable[..., T],
+        calls: Iterable[tuple[Any, ...] | None],
+        *,
+        gpu: bool = False,
+        ordered: bool = True,
+        lost: Callable[[tuple[Any, ...], str], T] | None = None,
+    ) -> Iterator[T]:
+        """Call a function many times in tasks, and yield its results.
+
+        Args:
+            function: A function that the nodes can import. Called again for work that was lost.
+            calls: The arguments of each call; None where there is nothing to do before another result has come.
+            gpu: Every task takes a GPU, if the cluster has any.
+            ordered: Yield the results in the order of the calls, and not as they come.
+            lost: What to yield for a call that was lost again and again, given the call and why.
+
+        Raises:
+            InputError: The function raised it, or a call was lost again and again.
+        """
+        resource = "GPU" if gpu and ray.cluster_resources().get("GPU", 0) >= 1 else "CPU"
+        amounts = {"num_cpus": 0, "num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
+        task = ray.remote(_run).options(**amounts, max_retries=RETRIES, name=f"densecal {function.__name__}")
+        source, exhausted, room = iter(calls), False, _Room(resource, self.workers)
+        pending: dict[Any, tuple[int, tuple[Any, ...]]] = {}
+        done: dict[int, T] = {}
+        submitted = first = 0
+        try:
+            while not exhausted or pending:
+                while not exhausted and len(pending) < room.size():
+                    call = next(source, _END)
+                    if call is _END:
+                        exhausted = True
+                    elif call is None:
+                        break
+                    else:
+                        assert isinstance(call, tuple)
+                        pending[task.remote(function, os.getcwd(), __version__, call)] = submitted, call
+                        submitted += 1
+                if not pending:
+                    time.sleep(0 if exhausted else _WAIT_SECONDS)
+                    continue
+                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_WAIT_SECONDS)
+                for reference in ready:
+                    number, call = pending.pop(reference)
+                    done[number if ordered else first] = _result(reference, call, lost)
+                    while first in done:
+                        yield done.pop(first)
+                        first += 1
+        finally:
+            for reference in pending:
+                with suppress(Exception):
+                    ray.cancel(reference, force=True)
+
+
+class _Room:
+    """How many tasks are submitted at a time: a few more than the cluster can run, which may grow and shrink."""
+
+    def __init__(self, resource: str, workers: int | None) -> None:
+        self.resource, self.workers = resource, workers
+        self._size, self._looked = 1, -math.inf
+
+    def size(self) -> int:
+        """Return the number of tasks."""
+        if self.workers is not None:
+            return self.workers
+        if time.monotonic() - self._looked > _WAIT_SECONDS:
+            self._size = _AHEAD * max(1, int(ray.cluster_resources().get(self.resource, 1)))
+            self._looked = time.monotonic()
+        return self._size
+
+
+_END: Any = object()
+
+
+def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any, ...]) -> T | _Refusal:
+    """Run one call on a node."""
+    if version != __version__:
+        found = f"densecal {__version__} on the node {ray.util.get_node_ip_address()}"
+        return _Refusal(InputError("--engine ray", found, f"densecal {version}, as in the process that asks"))
+    with suppress(OSError):  # relative paths are those of the process that asks, if the node has its folder
+        os.chdir(folder)
+    try:
+        return function(*call)
+    except InputError as error:
+        return _Refusal(error)
+
+
+def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ...], str], T] | None) -> T:
+    try:
+        result: T | _Refusal = ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from None
+    except RayError as error:
+        problem = " ".join(str(error).split())[:200]
+        if lost is None:
+            raise InputError("--engine ray", f"a task was lost {RETRIES + 1} times ({problem})",
+                             "nodes with enough memory that stay") from None  # fmt: skip
+        return lost(call, problem)
+    if isinstance(result, _Refusal):
+        raise result.error
+    return result
+
+
+def _connect(address: str | None, workers: int | None) -> None:
+    """Join a cluster, or start Ray on this machine; Ctrl-C and SIGTERM stay with the command."""
+    if address not in (None, "auto", "local"):
+        _reach(address)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    options: dict[str, Any] = {"address": address} if address else {
+        "num_cpus": workers or cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False,
+    }  # fmt: skip
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (RuntimeError, ValueError, OSError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise InputError(f"--address {address}", problem, "a running cluster, as ray start makes it") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _reach(address: str) -> None:
+    """Refuse an address where nobody answers; Ray itself would try again for many minutes."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(f"--address {address}", str(error), "auto, or HOST:PORT of a running cluster") from None
