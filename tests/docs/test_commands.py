@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import typer
@@ -131,6 +132,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (root / f"{kind}-{i % 2}").mkdir(exist_ok=True)
             shutil.copy(root / kind / path.name, root / f"{kind}-{i % 2}")
     class_maps(root)
+    volumes(root)
     for name in ("DUTS-TR", "DUTS-TE", "ECSSD", "data/DUTS-TR"):
         write(generate(6, 48, len(name)), root / name)
     for name in ("train", "val"):
@@ -196,6 +198,19 @@ def class_maps(root: Path) -> None:
         z = rng.normal(size=(11, 48, 48)) + 2 * (labels == np.arange(11)[:, None, None])
         np.save(root / "softmax" / f"{path.stem}.npy", np.exp(z) / np.exp(z).sum(axis=0))
         Image.fromarray(labels.astype(np.uint8)).save(root / "labels" / path.name)
+
+
+def volumes(root: Path) -> None:
+    """Softmax volumes of 3 classes and their labels, as NIfTI files."""
+    for name in ("ct-softmax", "ct-labels"):
+        (root / name).mkdir()
+    for case in range(4):
+        rng = np.random.default_rng(case)
+        labels = rng.integers(0, 3, (4, 5, 6)).repeat(2, 0).repeat(2, 1).repeat(2, 2)
+        z = rng.normal(size=(3, *labels.shape)) + 2 * (labels == np.arange(3)[:, None, None, None])
+        for name, array in (("softmax", np.exp(z) / np.exp(z).sum(axis=0)), ("labels", labels.astype(np.uint8))):
+            image = nibabel.Nifti1Image(array.T.astype(np.float32 if name == "softmax" else np.uint8), np.eye(4))
+            nibabel.save(image, root / f"ct-{name}/patient{case}.nii.gz")
 
 
 def zipped(images: Path, masks: Path, out: Path, prefix: str) -> None:

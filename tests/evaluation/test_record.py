@@ -12,6 +12,10 @@ from densecal.errors import InputError
 from densecal.evaluation.record import (
     SCHEMA,
     Calibration,
+    Cases,
+    CaseScores,
+    CaseTrust,
+    ClassCases,
     ClassCurve,
     ConfidenceHistogram,
     Curve,
@@ -22,6 +26,7 @@ from densecal.evaluation.record import (
     RecordSettings,
     Reliability,
     Repair,
+    RiskCoverage,
     SegmentationCurves,
     SizeGroup,
     SkippedFile,
@@ -68,6 +73,13 @@ def full_record() -> Record:
         calibrator="none",
         segmentation_ci={"dice_image_mean": (0.25, 0.75)},
         more_bins={"15": Calibration({"ece_ew": 0.5}, {"ece_ew": (0.25, 0.75)})},
+        cases=Cases(
+            "ml",
+            1.5,
+            (ClassCases(1, 3, 1, 0, 2, {"dice": 0.5}, {"dice": (0.25, 0.75)}),),
+            CaseTrust(3, 0.5, 0.25, {"mean": RiskCoverage(0.375, (0.5, 0.25))}),
+            (CaseScores("a", (0.5,), (2.0,), (0.5,), (1.5,), (1.25,), (0.75, 0.5)),),
+        ),
     )
 
 

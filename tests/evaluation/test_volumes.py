@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from itertools import product
 from pathlib import Path
@@ -10,11 +11,13 @@ import nibabel
 import nrrd
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.ndimage import gaussian_filter
 
 from densecal.calibrate.folders import control_risk
 from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
+from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
 from densecal.io.map_files import read_map
 from densecal.io.readers.registry import find_reader
@@ -184,7 +187,7 @@ def test_parts_of_volumes_merge_into_the_whole(root, tmp_path, folders):
         assert run("evaluate", *paths, *options, "--dataset", "d", "--partial", parts[-1])[0] == 0
     assert run("merge", *parts, "--json", tmp_path / "merged.json")[0] == 0
     whole, merged = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("all", "merged"))
-    for key in ("pixels", "segmentation", "segmentation_ci", "warnings"):
+    for key in ("pixels", "segmentation", "segmentation_ci", "warnings", "cases"):
         assert whole[key] == merged[key]
     intervals = whole["calibration"].pop("ci"), merged["calibration"].pop("ci")
     assert whole["calibration"] == pytest.approx(merged["calibration"], abs=1e-12)
@@ -253,3 +256,89 @@ def test_apply_keeps_format_and_geometry(tmp_path, kind, several):
     code, _, err = run(*arguments)
     assert code == 2
     assert "a file that densecal calibrate apply did not write" in err
+
+
+def surface_distances(predicted: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distances in mm from the surface voxels of either object to the nearest one of the other."""
+
+    def surface(inside: np.ndarray) -> np.ndarray:
+        padded = np.pad(inside, 1)
+        inner = np.ones_like(inside)
+        for axis, step in product(range(3), (-1, 1)):
+            inner &= np.roll(padded, step, axis)[1:-1, 1:-1, 1:-1]
+        return np.argwhere(inside & ~inner) * SPACING
+
+    one, other = surface(predicted), surface(truth)
+    apart = np.linalg.norm(one[:, None] - other[None], axis=2)
+    return apart.min(axis=1), apart.min(axis=0)
+
+
+def test_cases_are_scored_class_by_class(root, tmp_path):
+    maps, masks = tmp_path / "softmax", tmp_path / "labels"
+    cases = [(p.astype(np.float32), y.astype(np.uint8)) for p, y in pooled(False)[2]]
+    cases[0][1][cases[0][1] == 2] = 0  # absent from the mask
+    cases[1][0][:] = np.moveaxis(np.eye(K, dtype=np.float32)[cases[1][0][:2].argmax(axis=0)], -1, 0)
+    cases[1][1][cases[1][1] == 2] = 1  # absent from both
+    for case, (p, y) in zip(CASES, cases, strict=True):
+        save(maps / f"{case}.nii", p)
+        save(masks / f"{case}.nii", y)
+    record = evaluate(maps, masks, settings=Settings(classes=K, tolerance=1.5)).record
+    assert record.cases.unit == "ml"
+    assert record.cases.tolerance == 1.5
+    ml = np.prod(SPACING) / 1000
+    risks = []
+    for case, (p, y), scores in zip(CASES, cases, record.cases.table, strict=True):
+        predicted = p.argmax(axis=0)
+        dice = []
+        for k in range(K):
+            mine, truth = predicted == k, y == k
+            size = mine.sum() + truth.sum()
+            dice.append(2 * (mine & truth).sum() / size if size else np.nan)
+            assert scores.volume[k] == pytest.approx(mine.sum() * ml, rel=1e-6)  # NIfTI keeps 24 bits
+            assert scores.true_volume[k] == pytest.approx(truth.sum() * ml, rel=1e-6)
+            if k and mine.any() and truth.any():
+                forth, back = surface_distances(mine, truth)
+                far = max(np.percentile(forth, 95), np.percentile(back, 95))
+                close = ((forth <= 1.5).sum() + (back <= 1.5).sum()) / (len(forth) + len(back))
+                assert scores.hd95[k] == pytest.approx(far, rel=1e-6)
+                assert scores.nsd[k] == pytest.approx(close, abs=1e-12)
+            elif k:
+                assert np.isnan(scores.hd95[k])
+                assert scores.nsd[k] == 0 if size else np.isnan(scores.nsd[k])
+        assert scores.name == case
+        assert scores.dice == pytest.approx(dice, abs=1e-12, nan_ok=True)
+        risks.append(1 - np.nanmean(dice[1:]))
+    assert record.cases.trust.risk == pytest.approx(np.mean(risks), abs=1e-12)
+    for column, average in enumerate(("mean", "foreground", "interior", "patch")):
+        confidence = np.array([scores.confidence[column] for scores in record.cases.table])
+        ordered = np.array(risks)[np.argsort(-confidence, kind="stable")]
+        expected = np.mean(np.cumsum(ordered) / np.arange(1, len(ordered) + 1))
+        assert record.cases.trust.by[average].aurc == pytest.approx(expected, abs=1e-12)
+        assert record.cases.trust.by[average].curve[-1] == pytest.approx(np.mean(risks), abs=1e-12)
+    last = record.cases.classes[2]
+    assert (last.present, last.absent, last.invented, last.missed) == (3, 1, 1, 0)
+    own = [s.dice[2] for s in record.cases.table if not np.isnan(s.dice[2])]
+    assert last.means["dice"] == pytest.approx(np.mean(own), abs=1e-12)
+    errors = [s.volume[2] - s.true_volume[2] for s in (record.cases.table[i] for i in (0, 2, 3))]
+    half = stats.t.ppf(0.975, 2) * np.std(errors, ddof=1) / np.sqrt(3)
+    assert last.means["volume_bias"] == pytest.approx(np.mean(errors), abs=1e-12)
+    assert last.ci["volume_bias"] == pytest.approx((np.mean(errors) - half, np.mean(errors) + half), abs=1e-9)
+    assert (
+        Record.from_json(json.loads(json.dumps(record.to_json()).replace("NaN", "null")), "x").cases.classes[2] == last
+    )
+
+
+def test_scores_of_cases_are_in_the_table_and_the_csv_file(root, tmp_path):
+    code, out, _ = run(
+        "evaluate", root / "softmax", root / "labels", "--classes", K, "--class-names", "air,liver,lesion", "--csv",
+        tmp_path / "a.csv", "--tolerance", 2,
+    )  # fmt: skip
+    assert code == 0
+    for name in ("dice_case_1", "hd95_case_2", "volume_bias_case_1", "aurc_case_patch"):
+        assert name in out
+    assert "surface Dice at 2 mm" in out
+    assert "liver, mean over cases that show it: 4, 0 without" in out
+    (row,) = csv.DictReader((tmp_path / "a.csv").open())
+    assert float(row["dice_case_1_low"]) < float(row["dice_case_1"]) < float(row["dice_case_1_high"])
+    assert float(row["aurc_case_foreground"]) > 0
+    assert run("evaluate", root / "maps", root / "masks", "--tolerance", 0)[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -78,6 +79,9 @@ def evaluate(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Volumes: distance in mm up to which surfaces agree (surface Dice).")
+    ] = 1.0,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
     ood: Annotated[
         list[Path] | None,
@@ -121,7 +125,11 @@ def evaluate(
 
     names = _class_names(class_names, classes)
     maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
-    settings = Settings(bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps)
+    settings = Settings(
+        bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps, tolerance
+    )
+    if not 0 < tolerance < math.inf:
+        raise InputError("--tolerance", f"{tolerance:g}", "a distance above 0")
     if is_run(predictions):
         written = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
         raise InputError(predictions, "a run, which holds no maps", written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,18 @@ from densecal.evaluation.worker import Findings, Settings
 from densecal.io.atomic import write_atomically
 from densecal.io.containers import EACH, Container, pack
 from densecal.io.map_options import MapOptions
+from densecal.metrics.cases import AGGREGATIONS, COLUMNS
 from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
 from densecal.metrics.sketch_files import pack_sketch, unpack_sketch
 
 COMMAND = "evaluate"
 """What a part calls itself."""
-_SETTINGS = ("bins", "full", "classes", "ignore_index", "entropy", "class_names")
+_SETTINGS = ("bins", "full", "classes", "ignore_index", "entropy", "class_names", "tolerance")
 """What must be the same in every part; the limit of pixels per image changes no figure."""
 _EXPECTED = "a part that densecal evaluate --partial wrote"
+_MOST = 1e18
+"""Largest number of pixels, distance or size of a voxel."""
 _LIMITS = {"bins": 1000, "classes": 255, "ignore_index": 255}
 
 Array = NDArray[Any]
@@ -74,6 +78,9 @@ def pack_partial(part: Partial) -> bytes:
     sums.merge(total.segmentation)
     arrays |= {f"segmentation/{name}": value for name, value in sums.integers().items()}
     arrays[f"{EACH}overlaps"] = np.array(total.overlaps, np.float64).reshape(-1, 2)
+    classes = 1 if total.settings.binary else total.settings.classes or 1
+    arrays[f"{EACH}cases"] = np.array(total.cases.rows, np.float64).reshape(-1, classes, len(COLUMNS))
+    arrays[f"{EACH}confidences"] = np.array(total.cases.confidences, np.float64).reshape(-1, 1 + len(AGGREGATIONS))
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
     if part.groups is not None:
         arrays[f"{EACH}groups"] = _to_bytes(part.groups)
@@ -119,6 +126,9 @@ def read_partial(path: Path) -> Partial:
         total.segmentation = _read_sums(container, total, state)
         overlaps = _each(container, "overlaps", images, (-1, 2), 1.0)
         total.overlaps = list(overlaps)
+        classes = 1 if header.settings.binary else header.settings.classes or 1
+        total.cases.rows = list(_each(container, "cases", images, (-1, classes, len(COLUMNS)), _MOST))
+        total.cases.confidences = list(_each(container, "confidences", images, (-1, 1 + len(AGGREGATIONS)), _MOST))
         total.stems = _names(container, "names", images)
         groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
         if f"{EACH}shares" in container:
@@ -170,9 +180,12 @@ def _settings(given: Any) -> Settings:
         raise TypeError("expected settings")
     if numbers["bins"] == 0 or numbers["classes"] == 0 or (names and len(names) != numbers["classes"]):
         raise ValueError("expected bins, classes and their names")
+    tolerance = given["tolerance"]
+    if type(tolerance) is not float or not 0 < tolerance < math.inf:
+        raise ValueError("expected a tolerance above 0")
     maps = MapOptions(logits=flags.pop("logits"))
     names = tuple(_text(name) for name in names)
-    return Settings(**numbers, **flags, class_names=names, maps=maps)  # type: ignore[arg-type]
+    return Settings(**numbers, **flags, class_names=names, maps=maps, tolerance=tolerance)  # type: ignore[arg-type]
 
 
 def _read_sketch(container: Container, total: Total) -> dict[str, Any]:

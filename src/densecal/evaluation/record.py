@@ -230,6 +230,93 @@ class OutOfDistribution:
 
 
 @dataclass(frozen=True)
+class ClassCases:
+    """Scores of one class over cases.
+
+    Attributes:
+        label: The class; 1 for foreground maps.
+        present: Cases whose map or mask has it.
+        absent: Cases in which neither has it. They are left out.
+        missed: Cases whose mask has it and whose map has not: Dice 0, no Hausdorff distance.
+        invented: Cases whose map has it and whose mask has not.
+        means: Means over cases: ``dice``, and for volumes ``hd95`` and ``nsd`` (surface Dice), ``volume_bias``
+            (predicted minus true volume), ``volume_error`` (its size) and ``volume_error_relative`` (as a share of the
+            true volume).
+        ci: 95 % intervals of the means, with the case as the unit.
+    """
+
+    label: int
+    present: int
+    absent: int
+    missed: int
+    invented: int
+    means: Mapping[str, float]
+    ci: Mapping[str, Interval]
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Mean risk of the most confident cases.
+
+    Attributes:
+        aurc: Area under the curve: the mean over all coverages.
+        curve: Risk of the most confident 5 %, 10 %, ..., 100 % of the cases.
+    """
+
+    aurc: float
+    curve: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CaseTrust:
+    """Whether confidence finds the cases that fail; the risk of a case is 1 - Dice.
+
+    Attributes:
+        cases: Cases that have a Dice.
+        risk: Mean risk: the area under the curve of a confidence that says nothing.
+        best: Area under the curve of a confidence that knows the Dice.
+        by: The curve by how a case's confidence is averaged: ``mean``, ``foreground``, ``interior``, ``patch``.
+    """
+
+    cases: int
+    risk: float
+    best: float
+    by: Mapping[str, RiskCoverage]
+
+
+@dataclass(frozen=True)
+class CaseScores:
+    """Scores of one case, by class, and its confidence by average. NaN for what does not exist."""
+
+    name: str
+    dice: tuple[float, ...]
+    hd95: tuple[float, ...]
+    nsd: tuple[float, ...]
+    volume: tuple[float, ...]
+    true_volume: tuple[float, ...]
+    confidence: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Scores of cases: images, or volumes.
+
+    Attributes:
+        unit: Of volumes: ``ml``, or ``voxels`` where no file says how far they are apart; ``pixels`` for pictures.
+        tolerance: Of the surface Dice, in mm; None where surfaces were not compared.
+        classes: Means by class.
+        trust: Whether confidence finds the cases that fail.
+        table: Every case, for volumes.
+    """
+
+    unit: str
+    tolerance: float | None
+    classes: tuple[ClassCases, ...]
+    trust: CaseTrust | None = None
+    table: tuple[CaseScores, ...] = ()
+
+
+@dataclass(frozen=True)
 class RecordSettings:
     """What the figures depend on besides the data, and what the classes are called."""
 
@@ -266,6 +353,7 @@ class Record:
         logits: Pixels by label and logit; foreground maps only.
         repair: What a temperature does on images that it was not fitted on; foreground maps only.
         sizes: Calibration by the size of the foreground; foreground maps only.
+        cases: Scores of cases, and whether confidence finds those that fail.
     """
 
     name: str
@@ -290,6 +378,7 @@ class Record:
     logits: LogitCounts | None = None
     repair: Repair | None = None
     sizes: tuple[SizeGroup, ...] = ()
+    cases: Cases | None = None
 
     def figure(self, section: str, key: str) -> float:
         """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""

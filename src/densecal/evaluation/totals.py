@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.evaluation.cases import CaseSums, case_scores
 from densecal.evaluation.record import (
     Calibration,
+    Cases,
     ClassCurve,
     ConfidenceHistogram,
     Curve,
@@ -55,6 +57,7 @@ class Total:
         self.overlaps: list[NDArray[np.float64]] = []
         """Dice and IoU of every image."""
         self.repair = RepairSums()
+        self.cases = CaseSums()
         self.stems: list[str] = []
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
@@ -71,6 +74,7 @@ class Total:
         self.entropy.merge(part.entropy)
         self.overlaps += part.overlaps
         self.repair.merge(part.repair)
+        self.cases.merge(part.cases)
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -96,6 +100,7 @@ class Total:
         self.entropy.merge(other.entropy)
         self.overlaps += other.overlaps
         self.repair.merge(other.repair)
+        self.cases.merge(other.cases)
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -112,6 +117,8 @@ class Total:
         self.overlaps = [self.overlaps[i] for i in order]
         if self.repair.shares:
             self.repair.shares = [self.repair.shares[i] for i in order]
+        if self.cases.rows:
+            self.cases.reorder(order)
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
         return order
@@ -166,7 +173,15 @@ class Total:
             # the images of one group may be in both halves
             repair=self.repair.repair(self.settings.bins) if groups is None else None,
             sizes=size_groups(result.rows, self.repair.shares),
+            cases=self._cases(groups),
         )
+
+    def _cases(self, groups: Sequence[str] | None) -> Cases | None:
+        """Return the scores of cases, where they were kept."""
+        if not self.cases.rows:
+            return None
+        volumes = self.findings.volumes > 0
+        return case_scores(self.cases, self.stems, volumes, self.settings.tolerance, groups)
 
     def _label_warnings(self) -> list[str]:
         """Return a warning if all masks of K classes hold one class."""

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.evaluation.cases import CaseSums
 from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
 from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics.cases import case_confidences, class_row, confusion_rows
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
@@ -45,6 +47,8 @@ class Settings:
     """Also measure the entropy of foreground maps."""
     class_names: tuple[str, ...] = ()
     maps: MapOptions = AS_STORED
+    tolerance: float = 1.0
+    """Distance in mm up to which surfaces of volumes agree."""
     """How the maps are stored."""
 
     @property
@@ -114,6 +118,7 @@ class Part:
     """Dice and IoU of every image."""
     entropy: EntropySums = field(default_factory=EntropySums)
     repair: RepairSums = field(default_factory=RepairSums)
+    cases: CaseSums = field(default_factory=CaseSums)
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -164,6 +169,7 @@ class _BinaryScorer:
         if is_float:
             self._score_floats(prediction, mask, void, spacing)
         zones = boundary_zones(mask, None if void is None else ~void, spacing) if self.settings.full else None
+        self._score_case(prediction, mask, void, spacing)
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
@@ -190,6 +196,20 @@ class _BinaryScorer:
         self.part.is_float.append(is_float)
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
         self.part.overlaps.append(foreground_overlap(prediction > half, reference))
+
+    def _score_case(
+        self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
+    ) -> None:
+        """Compare the foreground of a case with that of its mask."""
+        settings, valid = self.settings, None if void is None else ~void
+        floats = np.issubdtype(prediction.dtype, np.floating)
+        top = 1 if floats else np.iinfo(prediction.dtype).max
+        predicted = prediction > (0.5 if floats else top // 2)
+        confidence = np.maximum(prediction, top - prediction)
+        shown = predicted if valid is None else predicted & valid
+        tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
+        row = class_row(shown, mask, spacing, tolerance)
+        self.part.cases.add(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         """Keep the counts (2, 256) of 8-bit maps; ``finish`` computes all their rows in one call."""
@@ -251,14 +271,32 @@ class _ClassScorer:
         prediction, labels = read.prediction, read.labels
         self.part.findings.note_space(labels.ndim, read.spacing)
         self.meter.update(prediction[None], labels[None], spacing=read.spacing)
+        predicted, confidence = np.empty(labels.shape, np.uint8), np.empty(labels.shape, prediction.dtype)
         image = ConfusionMeter(settings.classes)
         for rows in row_chunks(labels.shape):
-            image.update(prediction[:, rows].argmax(axis=0), labels[rows], self.void)
+            predicted[rows] = prediction[:, rows].argmax(axis=0)
+            confidence[rows] = prediction[:, rows].max(axis=0)
+            image.update(predicted[rows], labels[rows], self.void)
         self.confusion.merge(image)
+        self._score_case(predicted, confidence, labels, image, read.spacing)
         self.part.overlaps.append(class_overlap(image))
         self.part.is_float.append(True)
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
+
+    def _score_case(
+        self, predicted: Array, confidence: Array, labels: Array, image: ConfusionMeter, spacing: Any
+    ) -> None:
+        """Compare the classes of a case with those of its mask; surfaces for volumes, without the background."""
+        settings, valid = self.settings, labels != self.void
+        assert settings.classes is not None
+        rows = confusion_rows(image.exact_sums().values()["matrix"])
+        if settings.full and labels.ndim == 3:
+            for label in range(1, settings.classes):
+                if rows[label, :2].any():
+                    masks = (predicted == label) & valid, labels == label
+                    rows[label] = class_row(*masks, spacing, settings.tolerance)
+        self.part.cases.add(rows, case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)

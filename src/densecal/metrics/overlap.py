@@ -60,8 +60,17 @@ def overlap_intervals(overlaps: NDArray[Any], groups: Sequence[str] | None = Non
     return {name: mean_interval(values[:, column], units) for column, name in enumerate(MEANS)}
 
 
-def mean_interval(values: Floats, groups: NDArray[Any] | None = None) -> tuple[float, float]:
-    """Return Student's 95 % interval of a mean of shares over images, to first order where groups differ in size."""
+def mean_interval(
+    values: Floats, groups: NDArray[Any] | None = None, lowest: float = 0.0, highest: float = 1.0
+) -> tuple[float, float]:
+    """Return Student's 95 % interval of a mean over images, to first order where groups differ in size.
+
+    Args:
+        values: Of every image.
+        groups: The group of every image.
+        lowest: Least value that there is.
+        highest: Largest value that there is.
+    """
     unit = np.arange(len(values)) if groups is None else np.unique(groups, return_inverse=True)[1]
     size = np.bincount(unit)
     units = len(size)
@@ -70,7 +79,7 @@ def mean_interval(values: Floats, groups: NDArray[Any] | None = None) -> tuple[f
     mean = float(values.mean())
     residuals = (np.bincount(unit, values) - mean * size) / len(values)
     half = float(stdtrit(units - 1, 0.975)) * math.sqrt(units / (units - 1) * float(residuals @ residuals))
-    return max(0.0, mean - half), min(1.0, mean + half)
+    return max(lowest, mean - half), min(highest, mean + half)
 
 
 def _has_overlap(overlaps: NDArray[Any]) -> NDArray[np.bool_]:

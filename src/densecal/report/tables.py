@@ -13,6 +13,7 @@ from rich.table import Table
 from densecal.evaluation.record import Record, known_interval
 from densecal.io.csv_rows import csv_rows
 from densecal.names import printable
+from densecal.report.cases import case_lines
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,14 @@ def figure_table(record: Record) -> Table:
         value_text = " ".join(fixed(v, 3) for v in score) if isinstance(score, tuple) else fixed(score, 4)
         interval = " to ".join(fixed(end, 4) for end in known_interval(record.segmentation_ci or {}, key) or ())
         table.add_row(terminal_text(key), value_text, interval, _NOTES.get(key, ""))
+    lines = case_lines(record)
+    if record.cases is not None and record.cases.unit == "pixels":
+        lines = [line for line in lines if line.name.startswith("aurc")]  # classes of pictures are in JSON and CSV
+    if lines:
+        table.add_section()
+    for line in lines:
+        shown_ends = " to ".join(f"{end:.4g}" for end in line.interval or ())
+        table.add_row(line.name, f"{line.value:.4g}", shown_ends, terminal_text(line.note))
     return table
 
 
@@ -207,6 +216,10 @@ def csv_text(records: list[Record]) -> str:
         for key, value in record.segmentation.items():
             values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
             row |= {key: "" if _is_missing(v) else f"{v:.10g}" for key, v in values.items()}
+        for line in case_lines(record):
+            row[line.name] = f"{line.value:.10g}"
+            if line.interval is not None:
+                row[f"{line.name}_low"], row[f"{line.name}_high"] = (f"{end:.10g}" for end in line.interval)
         rows.append(row)
     return csv_rows(rows)
 

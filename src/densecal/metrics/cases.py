@@ -1,0 +1,156 @@
+"""Scores of single cases: overlap, surfaces and volume of every class, and how sure the map is of the whole case.
+
+A class that is absent from both map and mask of a case says nothing and is left out. One that is absent from only one
+of them has a Dice and a surface Dice of 0; its Hausdorff distance does not exist, and is left out and counted.
+
+A case's confidence is an average of the confidence of its pixels. Which average finds the cases that fail best is an
+open question (Jungo et al. 2020, Zenk et al. 2024), so there are four of them, `AGGREGATIONS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.io.row_chunks import row_chunks
+from densecal.metrics.volumes import surface_scores
+
+COLUMNS = ("predicted", "truth", "hits", "hd95", "nsd")
+"""What is kept of every class of a case: numbers of pixels, and the surface scores."""
+AGGREGATIONS = ("mean", "foreground", "interior", "patch")
+"""Averages of a case's confidence: over all pixels; over those called foreground; over those farther than two pixels
+from a boundary of the prediction; the least of all square or cubic patches of ten pixels a side."""
+_BOUNDARY = 2
+_PATCH = 10
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def class_row(
+    predicted: Mask, truth: Mask, spacing: Sequence[float] | None = None, tolerance: float | None = None
+) -> Floats:
+    """Return the scores of one class of a case, `COLUMNS`.
+
+    Args:
+        predicted: Where the map has the class.
+        truth: Where the mask has it.
+        spacing: Distance of pixels along every axis.
+        tolerance: Distance up to which surfaces agree; without it, surfaces are not compared.
+    """
+    counts = [np.count_nonzero(pixels) for pixels in (predicted, truth, predicted & truth)]
+    surfaces = (math.nan, math.nan)
+    if tolerance is not None:
+        surfaces = surface_scores(predicted, truth, spacing, tolerance)
+    return np.array([*counts, *(math.nan if math.isinf(score) else score for score in surfaces)])
+
+
+def confusion_rows(matrix: NDArray[np.int64]) -> Floats:
+    """Return the scores of every class of a case, (K, columns), from its confusion matrix; surfaces are NaN."""
+    rows = np.full((len(matrix), len(COLUMNS)), np.nan)
+    rows[:, :3] = np.stack([matrix.sum(axis=0), matrix.sum(axis=1), matrix.diagonal()], axis=1)
+    return rows
+
+
+def dice_of(rows: Floats) -> Floats:
+    """Return Dice from rows (..., columns); NaN for a class that is absent from both."""
+    both = rows[..., 0] + rows[..., 1]
+    return np.asarray(np.where(both > 0, 2 * rows[..., 2] / np.where(both > 0, both, 1), np.nan))
+
+
+def case_confidences(
+    confidence: NDArray[Any], predicted: NDArray[Any], valid: Mask | None = None, full: bool = True
+) -> Floats:
+    """Return the averages of a case's confidence, `AGGREGATIONS`.
+
+    An average over no pixel at all is replaced by that over all pixels; a case without pixels has NaN.
+
+    Args:
+        confidence: Probability of the winning class, (H, W) or (D, H, W), or levels of 8 or 16 bits.
+        predicted: The classes that won, 0 for background.
+        valid: False on void pixels.
+        full: Also compute the last two, which look at neighbours; NaN otherwise.
+    """
+    top = np.iinfo(confidence.dtype).max if np.issubdtype(confidence.dtype, np.integer) else 1.0
+    keep = np.ones(confidence.shape, bool) if valid is None else valid
+    whole = _mean(confidence, keep)
+    means = [whole, _mean(confidence, keep & (predicted != 0)), math.nan, math.nan]
+    if full:
+        means[2] = _mean(confidence, keep & ~boundary(predicted))
+        means[3] = _least_patch(confidence, valid)
+    result = np.array(means) / top
+    missing = np.isnan(result) & np.array([True, True, full, full])
+    return np.where(missing, whole / top, result)
+
+
+def boundary(predicted: NDArray[Any], width: int = _BOUNDARY) -> Mask:
+    """Return which pixels are within some steps of a pixel of another class, along the axes."""
+    near = np.zeros(predicted.shape, bool)
+    for axis in range(predicted.ndim):
+        first, second = _neighbours(predicted.ndim, axis)
+        differs = predicted[first] != predicted[second]
+        near[first] |= differs
+        near[second] |= differs
+    for _ in range(width - 1):
+        grown = near.copy()
+        for axis in range(near.ndim):
+            first, second = _neighbours(near.ndim, axis)
+            grown[first] |= near[second]
+            grown[second] |= near[first]
+        near = grown
+    return near
+
+
+def _neighbours(axes: int, axis: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the slices of all pixels that have a next one along an axis, and of those next ones."""
+    whole = (slice(None),) * axes
+    return (*whole[:axis], slice(None, -1), *whole[axis + 1 :]), (*whole[:axis], slice(1, None), *whole[axis + 1 :])
+
+
+def _mean(values: NDArray[Any], keep: Mask) -> float:
+    """Return the mean of some values; NaN where there are none."""
+    total, count = 0.0, 0
+    for rows in row_chunks(values.shape):
+        kept = keep[rows]
+        count += int(np.count_nonzero(kept))
+        total += float(np.sum(values[rows], where=kept, dtype=np.float64))
+    return total / count if count else math.nan
+
+
+def _least_patch(values: NDArray[Any], valid: Mask | None) -> float:
+    """Return the least mean of all patches; patches of which half or more is void are left out."""
+    counted = values.astype(np.float64) if valid is None else np.where(valid, values, 0).astype(np.float64)
+    sums = _patch_sums(counted)
+    size = math.prod(min(_PATCH, length) for length in values.shape)
+    if valid is None:
+        return float(sums.min()) / size
+    pixels = _patch_sums(valid.astype(np.float64))
+    enough = pixels > size / 2
+    return float((sums[enough] / pixels[enough]).min()) if enough.any() else math.nan
+
+
+def _patch_sums(values: Floats) -> Floats:
+    """Return the sums of all patches that lie inside."""
+    for axis, length in enumerate(values.shape):
+        side = min(_PATCH, length)
+        total = np.cumsum(np.moveaxis(values, axis, 0), axis=0)
+        total[side:] -= total[:-side].copy()
+        values = np.moveaxis(total[side - 1 :], 0, axis)
+    return values
+
+
+def risk_coverage(confidence: Floats, risk: Floats) -> Floats:
+    """Return the mean risk of the k most confident cases, for k = 1 to n; tied cases share their mean risk."""
+    order = np.argsort(-confidence, kind="stable")
+    _, tie = np.unique(-confidence[order], return_inverse=True)
+    shared = (np.bincount(tie, risk[order]) / np.bincount(tie))[tie]
+    return np.asarray(np.cumsum(shared) / np.arange(1, len(risk) + 1))
+
+
+def case_aurc(confidence: Floats, risk: Floats) -> float:
+    """Return the area under the risk-coverage curve of cases: the mean of the risk over all coverages."""
+    return float(risk_coverage(confidence, risk).mean())

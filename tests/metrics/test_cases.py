@@ -1,0 +1,105 @@
+"""Scores of cases against brute force: averages of confidence, overlap of classes, risk over coverage."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from densecal.metrics.cases import (
+    boundary,
+    case_aurc,
+    case_confidences,
+    class_row,
+    confusion_rows,
+    dice_of,
+    risk_coverage,
+)
+
+
+def draw(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    p = rng.uniform(size=shape)
+    predicted = np.zeros(shape, bool)
+    predicted[tuple(slice(1, side // 2) for side in shape)] = True
+    return np.where(predicted, 0.5 + p / 2, 1 - p / 2), predicted, rng.random(shape) > 0.2
+
+
+def confidences_by_pixels(confidence, predicted, valid):
+    pixels = list(np.ndindex(confidence.shape))
+    kept = [i for i in pixels if valid[i]]
+
+    def has_other(i):
+        steps = [s for s in product(range(-2, 3), repeat=len(i)) if sum(map(abs, s)) <= 2]
+        others = [tuple(np.add(i, s)) for s in steps]
+        inside = [j for j in others if all(0 <= a < b for a, b in zip(j, confidence.shape, strict=True))]
+        return any(predicted[j] != predicted[i] for j in inside)
+
+    sides = [min(10, side) for side in confidence.shape]
+    patches = []
+    for corner in product(*(range(length - side + 1) for length, side in zip(confidence.shape, sides, strict=True))):
+        part = tuple(slice(c, c + side) for c, side in zip(corner, sides, strict=True))
+        if 2 * valid[part].sum() > np.prod(sides):
+            patches.append(confidence[part][valid[part]].mean())
+    return [
+        np.mean([confidence[i] for i in kept]),
+        np.mean([confidence[i] for i in kept if predicted[i]]),
+        np.mean([confidence[i] for i in kept if not has_other(i)]),
+        min(patches),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(13, 11), (12, 6, 11)])
+def test_a_cases_confidence_is_averaged_in_four_ways(shape):
+    confidence, predicted, valid = draw(shape)
+    expected = confidences_by_pixels(confidence, predicted, valid)
+    assert case_confidences(confidence, predicted, valid) == pytest.approx(expected, abs=1e-12)
+    everything = np.ones(shape, bool)
+    expected = confidences_by_pixels(confidence, predicted, everything)
+    assert case_confidences(confidence, predicted) == pytest.approx(expected, abs=1e-12)
+    fast = case_confidences(confidence, predicted, full=False)
+    assert fast[:2] == pytest.approx(expected[:2], abs=1e-12)
+    assert np.isnan(fast[2:]).all()
+
+
+def test_levels_are_shares_of_the_highest():
+    confidence, predicted, _ = draw((12, 12))
+    levels = np.rint(confidence * 255).astype(np.uint8)
+    assert case_confidences(levels, predicted) == pytest.approx(case_confidences(levels / 255, predicted), abs=1e-12)
+
+
+def test_an_average_over_nothing_is_that_over_all():
+    confidence, _, _ = draw((12, 12))
+    nothing = np.zeros((12, 12), bool)
+    checkered = np.indices((12, 12)).sum(axis=0) % 2
+    assert case_confidences(confidence, nothing)[1] == confidence.mean()
+    assert boundary(checkered).all()
+    assert case_confidences(confidence, checkered)[2] == pytest.approx(confidence.mean(), abs=1e-15)
+    assert np.isnan(case_confidences(confidence, nothing, nothing)).all()
+
+
+def test_rows_of_classes_leave_out_what_is_absent():
+    matrix = np.array([[5, 2, 0], [1, 4, 0], [0, 0, 0]])
+    rows = confusion_rows(matrix)
+    assert dice_of(rows)[:2] == pytest.approx([10 / 13, 8 / 11], abs=1e-15)
+    assert np.isnan(dice_of(rows)[2])
+    full, empty = np.ones((3, 3, 3), bool), np.zeros((3, 3, 3), bool)
+    one_sided = class_row(full, empty, None, 1.0)
+    assert dice_of(one_sided) == 0.0
+    assert np.isnan(one_sided[3])
+    assert one_sided[4] == 0.0
+    assert np.isnan(class_row(full, full)[3:]).all()
+    assert class_row(full, full, None, 1.0)[3:].tolist() == [0.0, 1.0]
+
+
+def test_tied_cases_are_in_random_order():
+    confidence, risk = np.array([0.9, 0.7, 0.7, 0.7, 0.2]), np.array([0.1, 0.5, 0.0, 0.3, 0.9])
+    curves = []
+    for middle in permutations([1, 2, 3]):
+        order = [0, *middle, 4]
+        curves.append(np.cumsum(risk[order]) / np.arange(1, 6))
+    shuffled = [3, 1, 4, 0, 2]
+    assert risk_coverage(confidence[shuffled], risk[shuffled]) == pytest.approx(np.mean(curves, axis=0), abs=1e-15)
+    assert case_aurc(confidence, risk) == pytest.approx(np.mean(curves), abs=1e-15)
+    assert case_aurc(-risk, risk) <= case_aurc(confidence, risk) <= case_aurc(risk, risk)
