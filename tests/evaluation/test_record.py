@@ -9,13 +9,10 @@ import jsonschema
 import pytest
 
 from densecal.errors import InputError
+from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, RiskCoverage
 from densecal.evaluation.record import (
     SCHEMA,
     Calibration,
-    Cases,
-    CaseScores,
-    CaseTrust,
-    ClassCases,
     ClassCurve,
     ConfidenceHistogram,
     Curve,
@@ -26,7 +23,6 @@ from densecal.evaluation.record import (
     RecordSettings,
     Reliability,
     Repair,
-    RiskCoverage,
     SegmentationCurves,
     SizeGroup,
     SkippedFile,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.evaluation.record import Cases, CaseScores, CaseTrust, ClassCases, Interval, RiskCoverage
+from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, Interval, RiskCoverage
 from densecal.metrics.cases import AGGREGATIONS, COLUMNS, case_aurc, dice_of, risk_coverage
 from densecal.metrics.overlap import mean_interval
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import CaseSums, case_scores
 from densecal.evaluation.record import (
     Calibration,
-    Cases,
     ClassCurve,
     ConfidenceHistogram,
     Curve,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from densecal.evaluation.record import ClassCases, Interval, Record, known_interval
+from densecal.evaluation.case_figures import ClassCases, Interval
+from densecal.evaluation.record import Record, known_interval
 
 _NOTES = {
     "dice": "mean over cases that show it",
