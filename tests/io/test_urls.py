@@ -5,6 +5,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import numpy as np
@@ -128,3 +129,54 @@ def test_predict_reads_and_writes_urls(bucket: Path) -> None:
     assert predict(predictor, bucket / "photos", bucket / "predicted") == 4
     for path in (bucket / "predicted").iterdir():
         assert memory.cat_file(f"/bucket/predicted/{path.name}") == path.read_bytes()
+
+
+class Counting(fsspec.spec.AbstractFileSystem):
+    """A store of three files that counts what it is asked for, and fails every request but the third."""
+
+    protocol = "counting"
+    cachable = False
+    requests: ClassVar[list[str]] = []
+    fails = 0
+    files: ClassVar[dict[str, bytes]] = {"a": b"1", "b": b"22", "empty": b""}
+
+    def cat_file(self, path, start=None, end=None, **_):
+        self.requests.append(path)
+        if len(self.requests) <= Counting.fails:
+            raise OSError(5, "the store is busy")
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path][start:end]
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    fsspec.register_implementation("counting", Counting, clobber=True)
+    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.0)
+    Counting.requests.clear()
+    Counting.fails = 0
+    return Counting
+
+
+def test_files_are_fetched_once_and_forgotten_afterwards(counting):
+    paths = [Path("counting://a"), Path("counting://b"), Path("counting://absent")]
+    seen = []
+    for path in remote.fetch_ahead(paths[:2], lambda path: [path, paths[2]]):
+        seen.append((remote.open_bytes(path).read(), list(counting.requests)))
+    assert seen == [(b"1", ["a", "absent", "b"]), (b"22", ["a", "absent", "b"])]
+    assert remote.open_bytes(paths[0]).read() == b"1"
+    assert counting.requests[3:] == ["a"]
+    with remote.fetched(paths), pytest.raises(FileNotFoundError):
+        remote.open_bytes(paths[2])
+
+
+@pytest.mark.parametrize(("fails", "works"), [(3, True), (4, False)])
+def test_a_request_that_fails_is_made_again(counting, monkeypatch, fails, works):
+    counting.fails = fails
+    monkeypatch.setattr(Counting, "_open", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "the store is busy")))
+    if works:
+        assert remote.open_bytes(Path("counting://a")).read() == b"1"
+        assert len(counting.requests) == 4
+    else:
+        with pytest.raises(OSError, match="the store is busy"):
+            remote.open_bytes(Path("counting://a"))

@@ -21,6 +21,7 @@ from densecal.io.masks import VOID, one_sided
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
+from densecal.io.urls import fetch_ahead
 from densecal.io.volume_files import volume_kind, write_volume
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
@@ -93,7 +94,7 @@ class MapData:
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
         """Yield all images once, one at a time, or a large one in chunks."""
-        for pair in track(self.pairs, "Reading maps", progress):
+        for pair in track(_ahead(self.pairs), "Reading maps", progress, len(self.pairs)):
             if self.classes == 1:
                 read = read_foreground_pair(pair, self.mask_void, options=self.maps)
                 prediction = read.prediction
@@ -113,10 +114,15 @@ class MapData:
                     yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
 
 
+def _ahead(pairs: list[Pair]) -> Iterator[Pair]:
+    """Yield pairs whose remote files are read ahead."""
+    return fetch_ahead(pairs, lambda pair: pair_files([pair]))
+
+
 def count_logits(pairs: list[Pair], void: int | None, maps: MapOptions) -> LogitHistogram:
     """Count logits and labels of the pixels of some pairs."""
     histogram = LogitHistogram()
-    for pair in pairs:
+    for pair in _ahead(pairs):
         read = read_foreground_pair(pair, void, options=maps)
         prediction, mask = read.prediction[read.valid], read.mask.foreground[read.valid]
         if np.issubdtype(prediction.dtype, np.floating):
@@ -163,7 +169,7 @@ def apply(
     inputs = chain((pair.prediction for pair in maps), () if source is None else source.files(), reads)
     targets = [target for pair in maps for target in _targets(out, pair)]
     check_outputs("calibrate apply", targets, inputs, force)
-    for pair in track(maps, "Calibrating", progress):
+    for pair in track(_ahead(maps), "Calibrating", progress, len(maps)):
         prediction = read_map(pair.prediction, calibrator.num_classes, options=options)
         space = prediction.ndim - (calibrator.num_classes > 1)
         if space == 3:
@@ -311,7 +317,8 @@ def _units(
     stems = [pair.stem for pair in pairs]
     for pair, group in zip(pairs, stems if groups is None else groups.of(stems), strict=True):
         units.setdefault(group, []).append(pair)
-    yield from track(list(units.values()), "Reading maps", progress)
+    ahead = fetch_ahead(list(units.values()), pair_files)
+    yield from track(ahead, "Reading maps", progress, len(units))
 
 
 def _as_picture(array: Array, space: int) -> Array:

@@ -134,6 +134,10 @@ class Source:
         """Yield the files that images and masks are read from; a zip file is one of them for each of its members."""
         return (where.path for where in (*self._images.values(), *self._masks.values()))
 
+    def image_files(self, names: Iterable[str]) -> Iterator[Path]:
+        """Yield the files of some images that are not inside zip files."""
+        return (self._images[name].path for name in names if not self._images[name].member)
+
     def fingerprint(self, name: str) -> str:
         """Return text that changes when a pair does: path, size and time of a file, or name, size and CRC in a zip."""
         mask = self._masks[name].fingerprint() if self.has_masks else ""

@@ -14,8 +14,9 @@ from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
-from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
+from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
+from densecal.io.urls import fetch_ahead
 from densecal.metrics.cases import case_confidences, class_row, confusion_rows
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
@@ -134,7 +135,7 @@ def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
     """
     part = Part()
     scorer = _BinaryScorer(settings, part) if settings.binary else _ClassScorer(settings, part)
-    for pair in pairs:
+    for pair in fetch_ahead(pairs, lambda pair: pair_files([pair])):
         try:
             scorer.score(pair)
         except InputError as error:

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from densecal.runtime.extras import require
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
 require("densecal.integrations.ray_engine", "ray", install="'densecal[ray]'")
 import ray  # noqa: E402
+from ray._private import worker  # noqa: E402
 from ray.exceptions import RayError, RayTaskError  # noqa: E402
 
 T = TypeVar("T")
@@ -186,6 +188,7 @@ def _connect(address: str | None, workers: int | None) -> None:
     options: dict[str, Any] = {"address": address} if address else {
         "num_cpus": workers or cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False,
     }  # fmt: skip
+    worker.print_to_stdstream = _note
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except (RuntimeError, ValueError, OSError) as error:
@@ -194,6 +197,12 @@ def _connect(address: str | None, workers: int | None) -> None:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)
+
+
+def _note(message: Any, *_: object, **__: object) -> None:
+    """Say on one line of stderr what Ray says of lost nodes; Ray would print pages, where the results belong."""
+    for text in message.get("lines", ()):
+        print(f"note: Ray: {' '.join(str(text).split())[:200]}", file=sys.stderr)
 
 
 def _reach(address: str) -> None:

@@ -6,13 +6,30 @@ and `url` restores the URL. Whatever touches files goes through the functions he
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from densecal.errors import InputError
 from densecal.io.regular import check_regular
+
+T = TypeVar("T")
+
+SMALL_BYTES = 1 << 22
+"""Remote files below this size are read in one request, and many of them at once."""
+_AT_ONCE = 32
+"""Items whose files are fetched at once: at most 256 MB for pairs of the largest small files."""
+_CONNECTIONS = 64
+"""Connections to S3 at a time; its client would open ten."""
+_ATTEMPTS = 4
+"""How often a request is made that the store refuses or drops, besides the retries of its own client."""
+_PAUSE_SECONDS = 0.1
+_fetched: dict[str, bytes] = {}
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 
@@ -62,14 +79,71 @@ def open_bytes(path: Path) -> BinaryIO:
         OSError: It cannot be opened.
     """
     if is_remote(path):
-        return cast(BinaryIO, _call("open", path, mode="rb"))
+        return _open_remote(path)
     check_regular(path)
     return path.open("rb")
 
 
+@contextmanager
+def fetched(paths: Iterable[Path]) -> Iterator[None]:
+    """Read remote files at once, so that opening them inside costs no round trip each.
+
+    Files of more than ``SMALL_BYTES`` are left to whoever opens them, and so are those that cannot be read.
+
+    Args:
+        paths: Files that will be opened; local ones are left alone.
+    """
+    remote = [path for path in dict.fromkeys(paths) if is_remote(path)]
+    names = [url(path) for path in remote]
+    try:
+        for scheme in {path.parts[0] for path in remote}:
+            group = [path for path in remote if path.parts[0] == scheme]
+            with suppress(Exception):  # opening the file says what is wrong
+                system = _system(group[0])[0]
+                ends = [SMALL_BYTES] * len(group)
+                inside = [system._strip_protocol(url(path)) for path in group]
+                contents = system.cat_ranges(inside, [0] * len(group), ends, on_error="return")
+                for path, content in zip(group, contents, strict=True):
+                    if isinstance(content, bytes) and len(content) < SMALL_BYTES:
+                        _fetched[url(path)] = content
+        yield
+    finally:
+        for name in names:
+            _fetched.pop(name, None)
+
+
+def fetch_ahead(items: Sequence[T], files: Callable[[T], Iterable[Path]], at_once: int = _AT_ONCE) -> Iterator[T]:
+    """Yield items whose remote files are fetched, many items at a time.
+
+    Args:
+        items: What to yield.
+        files: Returns the files of an item.
+        at_once: Items whose files are fetched at once.
+    """
+    for first in range(0, len(items), at_once):
+        group = items[first : first + at_once]
+        with fetched(file for item in group for file in files(item)):
+            yield from group
+
+
+def _open_remote(path: Path) -> BinaryIO:
+    """Open a remote file: a small one in one request, a large one to be read by ranges."""
+    content = _fetched.get(url(path))
+    if content is None:
+        try:
+            content = _call("cat_file", path, start=0, end=SMALL_BYTES)
+        except (InputError, OSError) as error:
+            if isinstance(error, FileNotFoundError | PermissionError):
+                raise
+            content = None  # an empty file has no range
+    if content is not None and len(content) < SMALL_BYTES:
+        return io.BytesIO(content)
+    return cast(BinaryIO, _call("open", path, mode="rb"))
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Create or replace a remote file in one operation."""
-    _call("pipe_file", path, value=data)
+    _call("pipe_file", path, data)  # its second argument has a name of its own in every store
 
 
 def version(path: Path) -> str:
@@ -82,18 +156,35 @@ def version(path: Path) -> str:
     return "|".join([url(path), str(about["size"]), *(str(about[stamp]) for stamp in stamps if stamp in about)])
 
 
-def _call(name: str, path: Path, **options: Any) -> Any:
+def _call(name: str, path: Path, *values: Any, **options: Any) -> Any:
     """Call a method of the file system that a URL names. Every failure is an ``OSError`` or an ``InputError``."""
-    try:
-        import fsspec  # type: ignore[import-untyped]
+    for attempt in range(_ATTEMPTS):
+        try:
+            system, remote_path = _system(path)
+            return getattr(system, name)(remote_path, *values, **options)
+        except ImportError as error:  # fsspec says which package brings the protocol
+            raise InputError(url(path), str(error), "pip install 'densecal[remote]' for s3:// and gs://") from None
+        except ValueError as error:
+            raise InputError(url(path), str(error), "a URL that fsspec knows") from None
+        except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError):
+            raise
+        except Exception as error:  # store clients raise errors of their own classes
+            if "Credentials" in type(error).__name__:
+                expected = "credentials, where the client of the store looks for them (environment variables, files)"
+                raise InputError(url(path), f"{type(error).__name__}: {error}", expected) from None
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+            elif isinstance(error, OSError):
+                raise
+            else:
+                raise InputError(url(path), f"{type(error).__name__}: {error}", "a reachable store") from None
+    raise AssertionError
 
-        system, remote_path = fsspec.core.url_to_fs(url(path))
-        return getattr(system, name)(remote_path, **options)
-    except ImportError as error:  # fsspec says which package brings the protocol
-        raise InputError(url(path), str(error), "pip install 'densecal[remote]' for s3:// and gs://") from None
-    except ValueError as error:
-        raise InputError(url(path), str(error), "a URL that fsspec knows") from None
-    except OSError:
-        raise
-    except Exception as error:  # store clients raise errors of their own classes
-        raise InputError(url(path), f"{type(error).__name__}: {error}", "a reachable store") from None
+
+def _system(path: Path) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path inside it."""
+    import fsspec  # type: ignore[import-untyped]
+
+    options = {"config_kwargs": {"max_pool_connections": _CONNECTIONS}} if path.parts[0] in ("s3:", "s3a:") else {}
+    system, inside = fsspec.core.url_to_fs(url(path), **(options if not fsspec.config.conf.get("s3") else {}))
+    return system, inside

@@ -16,7 +16,7 @@ from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.io.map_files import FORMATS, map_targets, write_map
 from densecal.io.outputs import check_output_folder, check_outputs
-from densecal.io.urls import is_folder
+from densecal.io.urls import fetch_ahead, is_folder
 from densecal.metrics.entropy import normalised_entropy
 from densecal.prediction.batches import Chunks, group_by_pixels
 from densecal.runtime.prefetch import prefetch
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from densecal.prediction.tiles import Tiling
 
 Array = NDArray[Any]
+_IMAGES_AHEAD = 64
+"""Remote images that are read at once."""
 Maps = Callable[[list[Array]], Iterator[Chunks]]
 """From images (H, W, 3) of bytes to the probabilities of each, in chunks of rows."""
 
@@ -180,7 +182,8 @@ def cut_batches(names: list[str], batch: int) -> list[list[str]]:
 
 def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iterator[list[tuple[str, Array]]]:
     """Yield names and images in batches, and fewer at a time if they are large."""
-    for names in batches:
+    at_once = max(1, _IMAGES_AHEAD // max(map(len, batches), default=1))
+    for names in fetch_ahead(batches, source.image_files, at_once):
         named = ((name, source.image(name, max_pixels)) for name in names)
         yield from group_by_pixels(named, lambda one: one[1].size // 3, len(names))
 
