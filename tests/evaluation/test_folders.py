@@ -211,7 +211,7 @@ def test_comparison_of_methods_and_data_sets(folders, tmp_path):
         names = {path.name for path in (tmp_path / "figures" / dataset).iterdir()}
         assert names == {
             "reliability.png", "reliability-foreground.png", "joint.png", "joint-bins.png", "confidence.png",
-            "curves.png",
+            "curves.png", "reliability-smooth.png",
         }  # fmt: skip
 
 

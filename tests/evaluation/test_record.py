@@ -10,6 +10,7 @@ import pytest
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, RiskCoverage
+from densecal.evaluation.measures import Consistency, Region, SmoothDiagram
 from densecal.evaluation.record import (
     SCHEMA,
     Calibration,
@@ -33,6 +34,7 @@ from densecal.evaluation.record import (
 )
 from densecal.evaluation.schema import record_schema
 from densecal.io.atomic import round_floats
+from densecal.metrics.class_tables import ClassFigures
 from tests.records import small_record
 
 
@@ -51,9 +53,17 @@ def full_record() -> Record:
             (0.25, 0.75),
             (0.5, 0.5),
             ConfidenceHistogram((100,), (90,)),
-            (ClassCurve((60, 40), (0.25, 0.75), (0.5, 0.5), 0.125),),
+            (
+                ClassCurve(
+                    (60, 40), (0.25, 0.75), (0.5, 0.5), 0.125, ClassFigures(0.5, 0.5, 0.1, 0.1, 0.2, 0.1, 0.4, 0.2)
+                ),
+            ),
             Curve((1,), (0.5,), (0.5,)),
+            SmoothDiagram(0.125, 0.124, (0.0, 1.0), (0.5, 1.5)),
+            SmoothDiagram(0.25, 0.25, (0.25, 1.0), (0.75, 1.25)),
+            Consistency((0.0, 0.25), (0.5, 1.0), 0.01, 0.02, 0.5),
         ),
+        regions=(Region("small_objects", 2, 50, {"ece_ew": 0.25}, {"ece_ew": (0.125, 0.5)}, 10.5, 20.0),),
         settings=RecordSettings(2, 3, 255),
         thresholds=Thresholds((3, 2), (1, 0), 3, 4),
         curves=SegmentationCurves((0.5,), (0.5,), (0.5,), (0.5,)),

@@ -18,7 +18,8 @@ from densecal.benchmark.matrix import Matrix
 from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, failed, read_result
 from densecal.benchmark.tuning import Choice, choices
 from densecal.errors import InputError
-from densecal.evaluation.record import VALIDATION, Interval, Record, known_interval
+from densecal.evaluation.measures import Interval
+from densecal.evaluation.record import VALIDATION, Record, known_interval
 from densecal.io.documents import parse_json, read_text
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import Separation, separation

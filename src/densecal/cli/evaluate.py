@@ -292,6 +292,7 @@ def report_evaluations(
     from densecal.evaluation.ood import compare_ood
     from densecal.evaluation.record import to_file
     from densecal.io.atomic import write_json, write_text
+    from densecal.report.measure_tables import calibrated_line, measure_tables
     from densecal.report.tables import (
         binning_table,
         comparison_table,
@@ -307,7 +308,9 @@ def report_evaluations(
     if len(records) > 1:
         out.print(comparison_table(records), binning_table(records), decomposition_table(records))
     else:
-        out.print(figure_table(records[0]))
+        out.print(figure_table(records[0]), *measure_tables(records))
+        if line := calibrated_line(records[0]):
+            out.print(line)
     everything = records + others
     if others:
         from densecal.report.ood import ood_table

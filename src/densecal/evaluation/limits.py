@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from densecal.errors import InputError
-from densecal.evaluation.record import Interval, Record, from_file, known_interval
+from densecal.evaluation.measures import Interval
+from densecal.evaluation.record import Record, from_file, known_interval
 from densecal.io.documents import read_json
 from densecal.runtime.registry import suggestion
 

@@ -23,7 +23,8 @@ from densecal.io.map_options import MapOptions
 from densecal.metrics.cases import AGGREGATIONS, COLUMNS
 from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
-from densecal.metrics.sketch_files import pack_sketch, unpack_sketch
+from densecal.metrics.regions import ZONES
+from densecal.metrics.sketch_files import pack_sketch, problem_of_rows, unpack_sketch
 
 COMMAND = "evaluate"
 """What a part calls itself."""
@@ -82,6 +83,10 @@ def pack_partial(part: Partial) -> bytes:
     arrays[f"{EACH}cases"] = np.array(total.cases.rows, np.float64).reshape(-1, classes, len(COLUMNS))
     arrays[f"{EACH}confidences"] = np.array(total.cases.confidences, np.float64).reshape(-1, 1 + len(AGGREGATIONS))
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
+    if total.settings.full:
+        arrays[f"{EACH}sizes"] = np.array(total.sizes, np.float64)
+        zone_rows = np.array(total.zone_rows, np.float64)
+        arrays[f"{EACH}zones"] = zone_rows.reshape(-1, len(ZONES), total.meter.sketch.rows.width)
     if part.groups is not None:
         arrays[f"{EACH}groups"] = _to_bytes(part.groups)
     if total.repair.shares:
@@ -129,6 +134,9 @@ def read_partial(path: Path) -> Partial:
         classes = 1 if header.settings.binary else header.settings.classes or 1
         total.cases.rows = list(_each(container, "cases", images, (-1, classes, len(COLUMNS)), _MOST))
         total.cases.confidences = list(_each(container, "confidences", images, (-1, 1 + len(AGGREGATIONS)), _MOST))
+        if header.settings.full:
+            total.sizes = _each(container, "sizes", images, (-1,), np.inf).tolist()
+            total.zone_rows = list(_read_zones(container, state["rows"]))
         total.stems = _names(container, "names", images)
         groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
         if f"{EACH}shares" in container:
@@ -235,6 +243,16 @@ def _each(container: Container, name: str, images: int, shape: tuple[int, ...], 
     if len(array) != images or not (np.isnan(array) | ((array >= 0) & (array <= most + 1e-9))).all():
         raise container.error(f"{name} that do not belong to {images:,} images", _EXPECTED)
     return array
+
+
+def _read_zones(container: Container, rows: Array) -> Array:
+    """Return the rows of the boundary zones, which must be those of parts of the images."""
+    zones = container.array(f"{EACH}zones", "f8", (-1, len(ZONES), rows.shape[1]))
+    fits = len(zones) == len(rows) and np.array_equal(zones[:, :, 0].sum(axis=1), rows[:, 0])
+    problem = problem_of_rows(zones.reshape(-1, rows.shape[1])) if fits else "boundary zones of other images"
+    if problem is not None:
+        raise container.error(problem, _EXPECTED)
+    return zones
 
 
 def _names(container: Container, name: str, images: int) -> list[str]:

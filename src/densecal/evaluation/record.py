@@ -18,14 +18,14 @@ from typing import Any
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases
+from densecal.evaluation.measures import Consistency, Interval, Region, SmoothDiagram
+from densecal.metrics.class_tables import ClassFigures
 
 SCHEMA = 2
 """Number of the layout of the JSON. Version 0.1 wrote the same layout without a number."""
 
 VALIDATION = "validation"
 """The name of a run's own validation images as a data set."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClassCurve(Curve):
-    """The curve of one class: the probability given to it, how often it is right, and the calibration error."""
+    """The curve of one class: the probability given to it, how often it is right, and its figures."""
 
     ece: float = math.nan
+    figures: ClassFigures | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ class Reliability:
     histogram: ConfidenceHistogram
     classes: tuple[ClassCurve, ...]
     foreground: Curve | None = None
+    smooth: SmoothDiagram | None = None
+    smooth_foreground: SmoothDiagram | None = None
+    consistency: Consistency | None = None
 
     @property
     def curve(self) -> Curve:
@@ -268,6 +272,7 @@ class Record:
         repair: What a temperature does on images that it was not fitted on; foreground maps only.
         sizes: Calibration by the size of the foreground; foreground maps only.
         cases: Scores of cases, and whether confidence finds those that fail.
+        regions: Figures near boundaries and far from them, and of images with small objects, or that are hard.
     """
 
     name: str
@@ -293,6 +298,7 @@ class Record:
     repair: Repair | None = None
     sizes: tuple[SizeGroup, ...] = ()
     cases: Cases | None = None
+    regions: tuple[Region, ...] = ()
 
     def figure(self, section: str, key: str) -> float:
         """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""

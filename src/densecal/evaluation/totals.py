@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import CaseSums, case_scores
+from densecal.evaluation.measures import Consistency, Region, SmoothDiagram
 from densecal.evaluation.record import (
     Calibration,
     ClassCurve,
@@ -29,9 +30,11 @@ from densecal.evaluation.repair import RepairSums, size_groups
 from densecal.evaluation.worker import FEW_LEVELS, Findings, Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
+from densecal.metrics.consistency import consistency
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.overlap import overlap_intervals, overlap_means
+from densecal.metrics.regions import regions
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 
 if TYPE_CHECKING:
@@ -58,6 +61,10 @@ class Total:
         """Dice and IoU of every image."""
         self.repair = RepairSums()
         self.cases = CaseSums()
+        self.zone_rows: list[NDArray[np.float64]] = []
+        """Rows of the boundary zones of every image; none with fast metrics."""
+        self.sizes: list[float] = []
+        """Mean size of the objects of every image; none with fast metrics."""
         self.stems: list[str] = []
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
@@ -75,6 +82,8 @@ class Total:
         self.overlaps += part.overlaps
         self.repair.merge(part.repair)
         self.cases.merge(part.cases)
+        self.zone_rows += part.zone_rows
+        self.sizes += part.sizes
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -101,6 +110,8 @@ class Total:
         self.overlaps += other.overlaps
         self.repair.merge(other.repair)
         self.cases.merge(other.cases)
+        self.zone_rows += other.zone_rows
+        self.sizes += other.sizes
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -119,6 +130,9 @@ class Total:
             self.repair.shares = [self.repair.shares[i] for i in order]
         if self.cases.rows:
             self.cases.reorder(order)
+        if self.sizes:
+            self.zone_rows = [self.zone_rows[i] for i in order]
+            self.sizes = [self.sizes[i] for i in order]
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
         return order
@@ -160,7 +174,7 @@ class Total:
             calibration=calibration_of(result, groups),
             segmentation={**scores, **overlap_means(overlaps)},
             segmentation_ci=overlap_intervals(overlaps, groups),
-            reliability=_reliability(result),
+            reliability=_reliability(result, groups),
             joint=_joint(result),
             settings=RecordSettings(
                 self.settings.bins, self.settings.classes, self.settings.ignore_index, self.settings.class_names
@@ -174,6 +188,7 @@ class Total:
             repair=self.repair.repair(self.settings.bins) if groups is None else None,
             sizes=size_groups(result.rows, self.repair.shares),
             cases=self._cases(groups),
+            regions=self._regions(result.rows, groups),
         )
 
     def _cases(self, groups: Sequence[str] | None) -> Cases | None:
@@ -182,6 +197,11 @@ class Total:
             return None
         volumes = self.findings.volumes > 0
         return case_scores(self.cases, self.stems, volumes, self.settings.tolerance, groups)
+
+    def _regions(self, rows: NDArray[np.float64], groups: Sequence[str] | None) -> tuple[Region, ...]:
+        """Return the figures of every region."""
+        zone_rows, sizes = (np.stack(self.zone_rows), np.array(self.sizes)) if self.sizes else (None, None)
+        return tuple(map(Region.of, regions(rows, zone_rows, sizes, groups)))
 
     def _label_warnings(self) -> list[str]:
         """Return a warning if all masks of K classes hold one class."""
@@ -261,10 +281,15 @@ def calibration_of(result: CalibrationResult, groups: Sequence[str] | None = Non
     return Calibration(result.scalars(), result.ci if groups is None else intervals(result.rows, groups))
 
 
-def _reliability(result: CalibrationResult) -> Reliability:
-    """Return the curves of the reliability diagrams and the confidence histogram."""
+def _reliability(result: CalibrationResult, groups: Sequence[str] | None) -> Reliability:
+    """Return the curves of the reliability diagrams, what calibrated models would show, and the histogram."""
+    from densecal.metrics.binned import class_atoms, foreground_atoms
+    from densecal.metrics.class_tables import class_figures
     from densecal.metrics.curves import Atoms
+    from densecal.metrics.smooth import smooth_curve
 
+    classes = class_atoms(result.sketch)
+    of_foreground = foreground_atoms(result.sketch, classes)
     top = Atoms.from_counts(*result.sketch.top_atoms())
     cell = _cells(top.value)
     pixels, correct = np.zeros((2, JOINT_CELLS), np.int64)
@@ -275,8 +300,14 @@ def _reliability(result: CalibrationResult) -> Reliability:
         result.sketch.bins,
         *_curve(result.reliability),
         ConfidenceHistogram(_integers(pixels), _integers(correct)),
-        tuple(ClassCurve(*_curve(curve), curve.ece) for curve in result.classwise),
+        tuple(
+            ClassCurve(*_curve(curve), curve.ece, class_figures(atoms, result.sketch.bins))
+            for curve, atoms in zip(result.classwise, classes, strict=True)
+        ),
         None if foreground is None else Curve(*_curve(foreground)),
+        SmoothDiagram.of(smooth_curve(top)),
+        None if of_foreground is None else SmoothDiagram.of(smooth_curve(of_foreground)),
+        Consistency.of(consistency(result.rows, result.reliability, groups)),
     )
 
 

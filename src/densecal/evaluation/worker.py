@@ -22,6 +22,7 @@ from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
 from densecal.metrics.overlap import class_overlap, foreground_overlap
+from densecal.metrics.regions import boundary_rows, fill_interior, object_size
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Part:
     entropy: EntropySums = field(default_factory=EntropySums)
     repair: RepairSums = field(default_factory=RepairSums)
     cases: CaseSums = field(default_factory=CaseSums)
+    zone_rows: list[Array] = field(default_factory=list)
+    """Rows of the boundary zones of every image, (zones, 5 + bins); none with fast metrics."""
+    sizes: list[float] = field(default_factory=list)
+    """Mean size of the objects of every image; none with fast metrics."""
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -167,10 +172,15 @@ class _BinaryScorer:
         segmentation = self.volumes if mask.ndim == 3 else self.pictures
         self.part.findings.note_space(mask.ndim, spacing)
         is_float = np.issubdtype(prediction.dtype, np.floating)
+        valid = None if void is None else ~void
+        zones = boundary_zones(mask, valid, spacing) if self.settings.full else None
         if is_float:
             self._score_floats(prediction, mask, void, spacing)
-        zones = boundary_zones(mask, None if void is None else ~void, spacing) if self.settings.full else None
         self._score_case(prediction, mask, void, spacing)
+        if zones is not None:
+            self.part.sizes.append(object_size(mask, valid))
+            if is_float:
+                self.part.zone_rows.append(boundary_rows(prediction[None], mask, valid, zones, settings.bins))
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
@@ -230,6 +240,8 @@ class _BinaryScorer:
         counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
         old = self.part.levels.get(counts.shape[2])
         self.part.levels[counts.shape[2]] = counts if old is None else old + counts
+        if zones is not None:
+            self.part.zone_rows.append(level_rows(counts, self.settings.bins))
         if self.settings.entropy:
             self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
         return counts
@@ -251,6 +263,7 @@ class _BinaryScorer:
                 self.part.rows[position] = row
             _inspect_levels(self.part.findings, counts)
         self.part.floats = _meter_state(self.meter, fold)
+        _fill_interiors(self.part)
         self.part.segmentation = self.pictures.exact_sums()
         self.part.segmentation.merge(self.volumes.exact_sums())
 
@@ -281,6 +294,11 @@ class _ClassScorer:
         self.confusion.merge(image)
         self._score_case(predicted, confidence, labels, image, read.spacing)
         self.part.overlaps.append(class_overlap(image))
+        if settings.full:
+            valid = labels != self.void
+            zones = boundary_zones(labels, valid, read.spacing)
+            self.part.zone_rows.append(boundary_rows(prediction, labels, valid, zones, settings.bins))
+            self.part.sizes.append(object_size(labels, valid))
         self.part.is_float.append(True)
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
@@ -301,6 +319,7 @@ class _ClassScorer:
 
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)
+        _fill_interiors(self.part)
         self.part.segmentation = self.confusion.exact_sums()
 
 
@@ -311,6 +330,15 @@ def _word_counts(prediction: Array, mask: Array) -> Array:
         words = np.rint(prediction[rows] * 65535.0).astype(np.uint16)
         counts += count_levels(words, mask[rows])[0]
     return counts
+
+
+def _fill_interiors(part: Part) -> None:
+    """Set the zones far from a boundary of the float maps to what the other zones leave of the images."""
+    if part.floats is None or not part.zone_rows:
+        return
+    floats = (zone_rows for zone_rows, is_float in zip(part.zone_rows, part.is_float, strict=True) if is_float)
+    for zone_rows, row in zip(floats, part.floats["rows"], strict=True):
+        fill_interior(zone_rows, row)
 
 
 def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] | None:

@@ -24,6 +24,11 @@ class RowTable:
         self._count = 0
         self._pending: list[Array] = []
 
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return int(self._array.shape[1])
+
     def __len__(self) -> int:
         return self._count + sum(len(rows) for rows in self._pending)
 

@@ -76,7 +76,7 @@ def unpack_sketch(container: Container) -> tuple[dict[str, Any], dict[str, Any]]
         state["raw_values"] = container.array(f"{EACH}raw_values", "f8", (classes, -1))
         state["raw_outcomes"] = container.array(f"{EACH}raw_outcomes", "i2", (1 if softmax else classes, -1))
     problem = _problem_of_tables(tables) or _problem_of_pixels(state, classes, softmax, raw_pixels)
-    problem = problem or _problem_of_rows(state["rows"])
+    problem = problem or problem_of_rows(state["rows"])
     if problem is not None:
         raise container.error(problem, "counts that pixels can have")
     return settings, state | {"raw_pixels": raw_pixels}
@@ -154,7 +154,7 @@ def _problem_of_pixels(state: dict[str, Any], classes: int, softmax: bool, raw_p
     return "outcomes that are no class" if outcomes.max(initial=0) > most else None
 
 
-def _problem_of_rows(rows: Array) -> str | None:
+def problem_of_rows(rows: Array) -> str | None:
     """Return what is wrong with the sums per image, if anything."""
     pixels = rows[:, :1]
     if not (np.isfinite(rows).all() and (rows[:, :5] >= 0).all() and (pixels == np.floor(pixels)).all()):

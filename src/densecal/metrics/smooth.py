@@ -44,7 +44,7 @@ class SmoothCurve:
     Attributes:
         bandwidth: sigma of the kernel.
         error: smECE at this bandwidth.
-        accuracy: Share of outcome 1 around each point of the mesh, NaN where there are no values.
+        accuracy: Share of outcome 1 around each point of the mesh, NaN beyond the values and where there are none.
         density: Density of the values, 1 on average.
     """
 
@@ -79,7 +79,8 @@ def smooth_curve(atoms: Atoms) -> SmoothCurve:
     value, _ = _Grids(Atoms(atoms.value, atoms.count, np.zeros_like(atoms.hits))).smooth(bandwidth, MESH)
     hits = value - gap
     mass = np.maximum(density, 0.0) / atoms.total
-    seen = mass > _LEAST_DENSITY
+    mesh, step = np.linspace(0.0, 1.0, MESH), 1.0 / (MESH - 1)
+    seen = (mass > _LEAST_DENSITY) & (mesh > atoms.value[0] - step) & (mesh < atoms.value[-1] + step)
     accuracy = np.full(MESH, np.nan)
     accuracy[seen] = np.clip(hits[seen] / density[seen], 0.0, 1.0)
     return SmoothCurve(bandwidth, error, accuracy, mass / mass.mean())

@@ -11,6 +11,7 @@ import numpy as np
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from densecal.evaluation.measures import Consistency, SmoothDiagram
 from densecal.evaluation.record import Curve, OutOfDistribution, Record, known_interval
 from densecal.names import printable
 from densecal.report.gallery import Example
@@ -74,7 +75,9 @@ def _record(record: Record, colours: Colours) -> Json:
         "ece": f"{100 * calibration['ece_ew']:.2f} %" if "ece_ew" in calibration else "",
         "figures": {key: _rounded(calibration.get(key), 6) for key in _INTERVALS},
         "intervals": {key: [_rounded(v, 6) for v in ends] for key, ends in intervals.items()},
-        "reliability": _curve(reliability.curve),
+        "reliability": _curve(reliability.curve) | _bands(reliability.consistency),
+        "smooth": _smooth(reliability.smooth),
+        "smooth_foreground": _smooth(reliability.smooth_foreground),
         "foreground": None if reliability.foreground is None else _curve(reliability.foreground),
         "classes": [{"name": class_name(record, k), **_curve(curve)} for k, curve in enumerate(reliability.classes)]
         if has_classes(record)
@@ -103,6 +106,20 @@ def _curve(curve: Curve) -> Json:
         "confidence": [_rounded(v, 5) for v in curve.confidence],
         "accuracy": [_rounded(v, 5) for v in curve.accuracy],
     }
+
+
+def _bands(consistency: Consistency | None) -> Json:
+    """Return where a calibrated model would be in each bin, if that is known."""
+    if consistency is None:
+        return {}
+    return {name: [_rounded(v, 5) for v in getattr(consistency, name)] for name in ("low", "high")}
+
+
+def _smooth(diagram: SmoothDiagram | None) -> Json | None:
+    if diagram is None:
+        return None
+    lists = {name: [_rounded(v, 4) for v in getattr(diagram, name)] for name in ("accuracy", "density")}
+    return {"error": f"{100 * diagram.error:.2f} %", "bandwidth": _rounded(diagram.bandwidth, 5), **lists}
 
 
 def _run(run: Run, colours: Colours, album: Album) -> Json:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
@@ -52,6 +53,8 @@ def write_figures(records: list[Record], folder: Path) -> list[Path]:
         }
         if any(record.reliability.foreground is not None for record in group):
             drawn["reliability-foreground"] = foreground_figure(group)
+        if any(record.reliability.smooth is not None for record in group):
+            drawn["reliability-smooth"] = smooth_figure(group)
         if all(record.curves is not None for record in group):
             drawn["curves"] = curve_figure(group)
         written += save_figures(drawn, subfolder, "evaluate")
@@ -93,6 +96,40 @@ def foreground_figure(records: list[Record]) -> Figure:
         records, lambda r: r.reliability.foreground, "foreground probability", "share of foreground",
         "ece_foreground",
     )  # fmt: skip
+
+
+def smooth_figure(records: list[Record]) -> Figure:
+    """Draw the smooth reliability diagram: accuracy around every confidence, as thick as there are pixels."""
+    kinds = {
+        "confidence": ("smooth", "accuracy"),
+        "foreground probability": ("smooth_foreground", "share of foreground"),
+    }
+    kinds = {x: names for x, names in kinds.items() if any(getattr(r.reliability, names[0]) for r in records)}
+    size = (3.2 * len(records) + 0.4, 3.4 * len(kinds))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(kinds), len(records), squeeze=False)
+    for row, (x_label, (name, y_label)) in zip(axes, kinds.items(), strict=True):
+        row[0].set_ylabel(y_label)
+        for axis, record in zip(row, records, strict=True):
+            diagram = getattr(record.reliability, name)
+            if diagram is None:
+                axis.set_axis_off()
+                continue
+            y, density = np.array(diagram.accuracy), np.array(diagram.density)
+            x = np.linspace(0, 1, len(y))
+            seen = np.flatnonzero(~np.isnan(y))
+            axis.plot([0, 1], [0, 1], ":", color=GREY)
+            axis.fill_between(x, x, y, where=~np.isnan(y), color=RED, alpha=0.2, linewidth=0)
+            widths = 1 + 5 * np.sqrt(density / density.max())
+            points = np.stack([x, y], axis=1)
+            parts = np.stack([points[:-1], points[1:]], axis=1)
+            axis.add_collection(
+                LineCollection(list(parts), linewidths=list(widths[:-1]), colors=BLUE, capstyle="round")
+            )
+            first = max(0.0, x[seen[0]] - 0.02) if len(seen) else 0.0
+            axis.set(xlim=(first, 1), ylim=(0, 1), xlabel=x_label)
+            axis.set_title(f"{_title(record)}\nsmECE {100 * diagram.error:.2f} %", fontsize=9)
+    return figure
 
 
 def joint_figure(records: list[Record]) -> Figure:
@@ -221,6 +258,13 @@ def _reliability(
             edgecolor=RED, linewidth=0, label="gap",
         )  # fmt: skip
         upper.plot([0, 1], [0, 1], ":", color=GREY)
+        consistency = record.reliability.consistency
+        if error == "ece_ew" and consistency is not None:
+            low, high = np.array(consistency.low), np.array(consistency.high)
+            upper.vlines(
+                (left + width / 2)[filled], low[filled], high[filled], color="black", linewidth=1.5,
+                label="a calibrated model (95 %)",
+            )  # fmt: skip
         first = 0.5 if not count[: len(count) // 2].any() else 0.0
         upper.set(xlim=(first, 1.0), ylim=(0, 1))
         upper.set_title(f"{_title(record)}\nECE {100 * record.calibration[error]:.2f} %", fontsize=9)

@@ -16,7 +16,7 @@ from densecal import __version__
 from densecal.evaluation.record import PairedDifference, Record
 from densecal.io.atomic import write_text
 from densecal.names import printable
-from densecal.report import advice, sections
+from densecal.report import advice, measure_sections, sections
 from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
@@ -114,12 +114,20 @@ def _sections(page: Page) -> list[_Section]:
         if page.examples:
             add("gallery", "Worst images")
         add("methods", "Methods", columns=columns, best_first=best_first, titles=sections.TITLES, rows=rows)
-        foreground = any(record.reliability.foreground is not None for record in records)
-        add("reliability", "Reliability", foreground=foreground, classes=sections.class_names(records))
+        add(
+            "reliability",
+            "Reliability",
+            kinds=measure_sections.diagram_kinds(records),
+            bands=any(record.reliability.consistency is not None for record in records),
+            calibrated=measure_sections.calibrated_lines(records),
+            classes=sections.class_names(records),
+        )
         if any(record.logits for record in records):
             add("whatif", "What if")
-        if class_rows := sections.class_rows(records):
-            add("classes", "Classes", rows=class_rows)
+        if class_rows := measure_sections.class_rows(records):
+            add("classes", "Classes", heads=measure_sections.CLASS_HEADS, rows=class_rows)
+        if region_rows := measure_sections.region_rows(records):
+            add("regions", "Regions", heads=measure_sections.REGION_HEADS, rows=region_rows)
         add("joint", "Images")
     if any(record.thresholds or record.curves for record in records):
         add("threshold", "Threshold")

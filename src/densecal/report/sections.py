@@ -101,17 +101,6 @@ def method_rows(records: Sequence[Record], columns: Sequence[Column]) -> list[tu
     return rows
 
 
-def class_rows(records: Sequence[Record]) -> list[list[str]]:
-    """Return class, method, data set, calibration error and IoU of every class of the records that have several."""
-    rows = []
-    for record in filter(has_classes, records):
-        overlaps = record.segmentation.get("iou", ())
-        for k, curve in enumerate(record.reliability.classes):
-            iou = overlaps[k] if isinstance(overlaps, tuple) and k < len(overlaps) else math.nan
-            rows.append([class_name(record, k), record.name, record.dataset, percent(curve.ece), fixed(iou, 3)])
-    return rows
-
-
 def class_names(records: Sequence[Record]) -> list[str]:
     """Return the classes of all records, by number where data sets differ; none where maps hold foreground alone."""
     names: list[str] = []

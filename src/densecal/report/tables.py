@@ -213,6 +213,11 @@ def csv_text(records: list[Record]) -> str:
             for name in intervals:
                 ends = known_interval(intervals, name)
                 row[f"{name}_low"], row[f"{name}_high"] = [f"{end:.10g}" for end in ends] if ends else ("", "")
+        for region in record.regions:
+            interval = known_interval(region.ci, "ece_ew")
+            shown = (region.figures["ece_ew"], *(interval or (math.nan, math.nan)))
+            for end, number in zip(("", "_low", "_high"), shown, strict=True):
+                row[f"{region.name}_ece_ew{end}"] = "" if _is_missing(number) else f"{number:.10g}"
         for key, value in record.segmentation.items():
             values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
             row |= {key: "" if _is_missing(v) else f"{v:.10g}" for key, v in values.items()}

@@ -61,6 +61,8 @@ function reliability(record, curve) {
   const first = curve.count.slice(0, Math.floor(bins / 2)).some((n) => n > 0) ? 0 : Math.floor(bins / 2) / bins;
   const total = curve.count.reduce((a, b) => a + b, 0);
   const range = (i) => `${decimal(i / bins, 2)} to ${decimal((i + 1) / bins, 2)}`;
+  const banded = (i) => curve.low && curve.low[i] !== null && curve.high[i] !== null;
+  const expected = (i) => (banded(i) ? `a calibrated model: ${percent(curve.low[i])} to ${percent(curve.high[i])}\n` : "");
   return {
     title: `Reliability of ${record.name} on ${record.dataset}`,
     height: 290,
@@ -71,7 +73,7 @@ function reliability(record, curve) {
     points: held.map((i) => ({
       x: (i + 0.5) / bins, y: curve.accuracy[i],
       text: `${xName} ${range(i)}\n${yName} ${percent(curve.accuracy[i])}\nmean ${xName} ${percent(curve.confidence[i])}\n`
-        + `gap ${points(curve.confidence[i] - curve.accuracy[i])}\n${whole(curve.count[i])} pixels (${percent(curve.count[i] / total, 1)})`,
+        + `gap ${points(curve.confidence[i] - curve.accuracy[i])}\n${expected(i)}${whole(curve.count[i])} pixels (${percent(curve.count[i] / total, 1)})`,
     })),
     marks(plot) {
       const most = Math.max(...curve.count), base = plot.bottom + 84, room = 36;
@@ -82,6 +84,10 @@ function reliability(record, curve) {
         plot.g.append(shape("rect", { x: left, width, y: a, height: Math.max(plot.bottom - a, 0), class: "bar" }));
         const over = curve.confidence[i] > curve.accuracy[i];
         plot.g.append(shape("rect", { x: left, width, y: Math.min(a, c), height: Math.abs(a - c), class: over ? "gap over" : "gap under" }));
+        if (banded(i)) {
+          const x = (left + right) / 2, [low, high] = [plot.y(curve.low[i]), plot.y(curve.high[i])];
+          plot.g.append(shape("path", { d: `M${x} ${low}V${high}M${x - 4} ${low}H${x + 4}M${x - 4} ${high}H${x + 4}`, class: "expected" }));
+        }
         const tall = Math.max(1.5, (room * Math.log10(1 + curve.count[i])) / Math.log10(1 + most));
         plot.g.append(shape("rect", { x: left, width, y: base - tall, height: tall, class: "count" }));
       }
@@ -94,6 +100,33 @@ function reliability(record, curve) {
       head: [xName, "pixels", `mean ${xName}`, yName, "gap"],
       rows: held.map((i) => [range(i), whole(curve.count[i]), percent(curve.confidence[i]), percent(curve.accuracy[i]), points(curve.confidence[i] - curve.accuracy[i])]),
     },
+  };
+}
+
+/** Accuracy around every confidence, without bins; the density of pixels below. */
+function smoothReliability(record, curve) {
+  const { xName, yName } = curve, last = curve.accuracy.length - 1;
+  const held = [...curve.accuracy.keys()].filter((i) => curve.accuracy[i] !== null);
+  const first = Math.max(0, (held[0] ?? 0) / last - 0.02);
+  const most = Math.max(...curve.density);
+  return {
+    title: `Smooth reliability of ${record.name} on ${record.dataset}`,
+    height: 290,
+    margin: { bottom: 104 },
+    x: { label: xName, domain: [first, 1] },
+    y: { label: yName, domain: [0, 1] },
+    nearest: "x",
+    points: held.map((i) => ({ x: i / last, y: curve.accuracy[i], text: `around ${xName} ${decimal(i / last, 2)}\n${yName} ${percent(curve.accuracy[i])}` })),
+    marks(plot) {
+      const xs = held.map((i) => i / last), base = plot.bottom + 84, room = 36;
+      plot.g.append(shape("line", { x1: plot.x(first), y1: plot.y(first), x2: plot.x(1), y2: plot.y(1), class: "ideal" }));
+      plot.g.append(shape("path", { d: path(plot, xs, held.map((i) => curve.accuracy[i])), ...series(record.colour) }));
+      const heights = held.map((i) => `${plot.x(i / last)} ${base - room * Math.sqrt(curve.density[i] / most)}`);
+      if (held.length) plot.g.append(shape("path", { d: `M${plot.x(xs[0])} ${base}L${heights.join("L")}L${plot.x(xs[xs.length - 1])} ${base}Z`, class: "count" }));
+      plot.g.append(shape("line", { x1: plot.left, x2: plot.right, y1: base, y2: base, class: "axis" }));
+      plot.g.append(shape("text", { x: plot.left - 7, y: base - 6, "text-anchor": "end", class: "note" }, "pixels"));
+    },
+    table: { head: [xName, yName], rows: held.map((i) => [decimal(i / last, 2), percent(curve.accuracy[i])]) },
   };
 }
 

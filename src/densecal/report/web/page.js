@@ -88,7 +88,7 @@ function drawDiagrams() {
   const records = shown();
   redraw.forest?.();
   const curve = reliabilityCurve();
-  panels(byId("reliability-panels"), records.filter((r) => curve(r)), (r) => reliability(r, curve(r)));
+  panels(byId("reliability-panels"), records.filter((r) => curve(r)), (r) => (curve(r).density ? smoothReliability : reliability)(r, curve(r)));
   panels(byId("joint-panels"), records, (r) => joint(r, jointLow(records)));
   panels(byId("confidence-panels"), records, confidences);
   drawThreshold();
@@ -102,9 +102,10 @@ function reliabilityCurve() {
     const curve = (record) => record.classes[Number(select.value)];
     return (record) => curve(record) && { ...curve(record), xName: `probability of ${curve(record).name}`, yName: "share of the class" };
   }
-  if (chosen("kind") === "foreground") {
-    return (record) => record.foreground && { ...record.foreground, xName: "foreground probability", yName: "share of foreground" };
-  }
+  const foreground = { xName: "foreground probability", yName: "share of foreground" };
+  if (chosen("kind") === "foreground") return (record) => record.foreground && { ...record.foreground, ...foreground };
+  if (chosen("kind") === "smooth_foreground") return (record) => record.smooth_foreground && { ...record.smooth_foreground, ...foreground };
+  if (chosen("kind") === "smooth") return (record) => record.smooth && { ...record.smooth, xName: "confidence", yName: "accuracy" };
   return (record) => ({ ...record.reliability, xName: "confidence", yName: "accuracy" });
 }
 

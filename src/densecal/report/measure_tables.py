@@ -1,0 +1,107 @@
+"""Tables of the figures by region and by class, and of what a calibrated model would show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from densecal.evaluation.measures import Region
+from densecal.evaluation.record import Record, known_interval
+from densecal.report.sections import class_name, has_classes
+from densecal.report.tables import fixed, percent, terminal_text
+
+REGIONS = {
+    "boundary_5": "within 5 px of a boundary",
+    "boundary_5_15": "5-15 px from a boundary",
+    "interior": "farther than 15 px",
+    "small_objects": "images with small objects",
+    "medium_objects": "images with medium objects",
+    "large_objects": "images with large objects",
+    "no_object": "images without an object",
+    "hard_images": "images the model is unsure of",
+    "medium_images": "images in between",
+    "easy_images": "images the model is sure of",
+}
+"""What the regions are called."""
+REGION_HEADS = ("ECE", "over", "under", "Brier", "accuracy", "confidence")
+REGION_FIGURES = ("ece_ew", "oe_ew", "ue_ew", "brier", "accuracy", "mean_confidence")
+CLASS_HEADS = (
+    "share", "mean probability", "ECE", "ACE", "TACE", "Brier", "of it calibration", "NLL", "of it calibration",
+)  # fmt: skip
+
+
+def region_title(region: Region) -> str:
+    """Return what a region is called, with the range of what its images were chosen by."""
+    title = REGIONS.get(region.name, region.name)
+    if region.low is None or region.high is None:
+        return title
+    if region.name.endswith("_objects"):
+        return f"{title} ({region.low:,.0f}-{region.high:,.0f} px each)"
+    return f"{title} (confidence {percent(region.low)}-{percent(region.high)} %)"
+
+
+def region_cells(region: Region) -> list[tuple[str, str]]:
+    """Return the figures of a region in per cent, each with its interval or an empty text."""
+    cells = []
+    for key in REGION_FIGURES:
+        ends = known_interval(region.ci, key)
+        cells.append((percent(region.figures.get(key)), " to ".join(map(percent, ends)) if ends else ""))
+    return cells
+
+
+def class_cells(record: Record, k: int) -> list[str]:
+    """Return the figures of one class: in per cent, NLL as it is."""
+    curve = record.reliability.classes[k]
+    f = curve.figures
+    if f is None:
+        return ["-", "-", percent(curve.ece), *["-"] * 6]
+    shown = [f.share, f.mean_probability, curve.ece, f.ace, f.tace, f.brier, f.brier_calibration]
+    return [*map(percent, shown), fixed(f.nll, 4), fixed(f.nll_calibration, 4)]
+
+
+def calibrated_line(record: Record) -> str:
+    """Return what a calibrated model would show on these images; empty where that is unknown."""
+    found = record.reliability.consistency
+    if found is None or math.isnan(found.p_value):
+        return ""
+    return (
+        f"A calibrated model would show an ECE of {percent(found.ece)} % on these images, and one above "
+        f"{percent(found.ece_high)} % in 5 of 100 cases: p = {found.p_value:.3f}."
+    )
+
+
+def measure_tables(records: Sequence[Record]) -> list[Table]:
+    """Return the tables of regions, and of classes where maps hold several, of every record."""
+    tables = []
+    for record in records:
+        name = f"{record.name} on {record.dataset}"
+        if record.regions:
+            tables.append(_region_table(record, name))
+        if has_classes(record):
+            tables.append(_class_table(record, name))
+    return tables
+
+
+def _region_table(record: Record, name: str) -> Table:
+    title = f"{name}: calibration by region, in per cent, with 95 % intervals of the ECE"
+    table = Table(title=terminal_text(title), title_justify="left")
+    table.add_column("region")
+    for head in ("images", *REGION_HEADS[:1], "95 % interval", *REGION_HEADS[1:]):
+        table.add_column(head, justify="right")
+    for region in record.regions:
+        (ece, interval), *rest = region_cells(region)
+        table.add_row(region_title(region), f"{region.images:,}", ece, interval, *(value for value, _ in rest))
+    return table
+
+
+def _class_table(record: Record, name: str) -> Table:
+    title = f"{name}: single classes, in per cent (NLL in nats)"
+    table = Table(title=terminal_text(title), title_justify="left")
+    table.add_column("class")
+    for head in CLASS_HEADS:
+        table.add_column(head, justify="right")
+    for k in range(len(record.reliability.classes)):
+        table.add_row(terminal_text(class_name(record, k)), *class_cells(record, k))
+    return table

@@ -1,0 +1,69 @@
+"""Tables of regions and classes: every figure of a record is shown, on the terminal and on the page."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from densecal.evaluation.record import Record
+from densecal.metrics.regions import DIFFICULTIES, NO_OBJECT, SIZES, ZONES
+from densecal.report import measure_sections
+from densecal.report.measure_tables import REGIONS, calibrated_line, measure_tables
+from densecal.report.page import Page, page_text
+from densecal.report.tables import csv_text, decomposition_table, latex_text
+from tests.metrics.test_regions import scene, write
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory) -> Record:
+    from densecal.evaluation.folders import evaluate
+
+    rng = np.random.default_rng(0)
+    masks, p = zip(*(scene(rng, (40, 60), radius) for radius in (0, 3, 4, 6, 7, 9, 10, 12)), strict=True)
+    return evaluate(*write(tmp_path_factory.mktemp("scenes"), np.stack(p), np.stack(masks))).record
+
+
+def text_of(*tables):
+    console = Console(file=io.StringIO(), width=250)
+    console.print(*tables)
+    return console.file.getvalue()
+
+
+def test_every_region_has_a_title_and_a_row(record):
+    assert set(REGIONS) == {*ZONES, *SIZES, *DIFFICULTIES, NO_OBJECT}
+    text = text_of(*measure_tables([record]))
+    for region in record.regions:
+        line = next(line for line in text.splitlines() if REGIONS[region.name] in line)
+        assert f"{100 * region.figures['ece_ew']:.2f}" in line
+        if region.images > 1:
+            assert " to ".join(f"{100 * end:.2f}" for end in region.ci["ece_ew"]) in line
+
+
+def test_csv_and_latex_have_the_new_figures(record):
+    head, line = csv_text([record]).splitlines()
+    row = dict(zip(head.split(","), line.split(","), strict=True))
+    small = next(region for region in record.regions if region.name == "small_objects")
+    assert float(row["small_objects_ece_ew"]) == pytest.approx(small.figures["ece_ew"], rel=1e-9)
+    assert float(row["small_objects_ece_ew_high"]) == pytest.approx(small.ci["ece_ew"][1], rel=1e-9)
+    assert float(row["smece_exact"]) == pytest.approx(record.calibration["smece_exact"], rel=1e-9)
+    shown = f"{100 * record.calibration['brier_refinement']:.2f}"
+    assert shown in latex_text([record])
+    assert shown in text_of(decomposition_table([record]))
+
+
+def test_what_a_calibrated_model_would_show_is_said(record):
+    found = record.reliability.consistency
+    assert found.p_value < 0.05  # the logits are twice too steep
+    assert f"p = {found.p_value:.3f}" in calibrated_line(record)
+    assert f"{100 * found.ece:.2f} %" in calibrated_line(record)
+
+
+def test_the_page_shows_regions_and_smooth_diagrams(record):
+    text = page_text(Page("page", records=[record]))
+    rows = measure_sections.region_rows([record])
+    assert len(re.findall(r"<tr>", text[text.index('id="regions"') : text.index('id="joint"')])) == len(rows) + 1
+    assert re.findall(r'name="kind" value="(\w+)"', text) == ["all", "smooth", "foreground", "smooth_foreground"]
+    assert '"bandwidth":' in text
+    assert '"low":[' in text
