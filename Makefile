@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("densecal needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	@echo "Installing densecal and what it needs into $(VENV), about 6 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,export,integrations,medical,geo,zarr,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,train,export,integrations,medical,geo,zarr,docs,dev]'
 	touch $(STAMP)
 
 clean:
