@@ -1,4 +1,4 @@
-"""The wheel and the sdist: complete, valid, and enough to measure and repair in an empty environment without PyTorch."""
+"""The wheel and the sdist: complete, valid, and enough to measure and repair where there is no PyTorch."""
 
 from __future__ import annotations
 
