@@ -112,6 +112,14 @@ def run(
     return subprocess.CompletedProcess(command.args, command.returncode or 0, out, err)
 
 
+def run_ranks(module: str, folder: Path) -> None:
+    """Run `worker(rank, folder)` of a test module as ranks 0 and 1, in processes at the same time."""
+    code = f"import sys; from {module} import worker; worker(int(sys.argv[1]), sys.argv[2])"
+    ranks = [start([sys.executable, "-c", code, str(rank), folder], cwd=ROOT) for rank in (0, 1)]
+    errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
 @functools.cache
 def _server(owner: int) -> subprocess.Popen[str]:
     """Start the process that is forked, once per process that asks; it ends with that process."""

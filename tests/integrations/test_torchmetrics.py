@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy
@@ -17,6 +16,7 @@ from torchmetrics.classification import BinaryAccuracy
 from densecal.integrations.torchmetrics import FIGURES, CalibrationMetric
 from densecal.metrics import CalibrationMeter
 from densecal.metrics import sketch as sketch_module
+from tests import forked
 
 Batches = list[tuple[Tensor, Tensor]]
 FEW = 400
@@ -205,7 +205,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_two_processes_agree_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    forked.run_ranks("tests.integrations.test_torchmetrics", tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     for key in itertools.product(CASES, SPLITS):
         (make, options), (parts, limit) = CASES[key[0]], SPLITS[key[1]]

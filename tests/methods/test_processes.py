@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from densecal.methods import Method, create
+from tests import forked
 
 N, EPOCHS, STEPS, LOCAL = 11, 3, 2, 3
 CASES = {
@@ -51,7 +51,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_two_processes_agree_with_one(tmp_path: Path):
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    forked.run_ranks("tests.methods.test_processes", tmp_path)
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     for name, method in run(0, 1).items():
         values = method.state_dict()["values"]
