@@ -18,7 +18,7 @@ test-slow: $(STAMP)
 # property tests with new examples; damaged and malicious files, kills of commands and at every file operation, with the
 # counts printed; about ten minutes on two quiet cores
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=default -m hypothesis
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=searching -m hypothesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.fuzz --cases 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.kills --kills 200
 

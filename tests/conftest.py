@@ -12,6 +12,7 @@ torch.set_num_threads(1)
 # the same examples in every run, so that a change is not blamed for what another search finds; `make soak` searches.
 # No deadline: a busy machine is no fault of the code.
 settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("searching", deadline=None)
 settings.load_profile("steady")
 
 

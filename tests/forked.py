@@ -10,6 +10,7 @@ forks the command, waits for it and writes down how it ended.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -68,14 +69,15 @@ class Command:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
         """Wait for the end; return what was printed on stdout and stderr."""
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
+                self.send_signal(signal.SIGKILL)
                 raise subprocess.TimeoutExpired(self.args, timeout)
             time.sleep(0.002)
         if self._printed is None:

@@ -258,7 +258,7 @@ def test_meters_that_are_merged_into_each_other_do_not_wait_for_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(200)
     assert not any(thread.is_alive() for thread in threads)
     assert a.compute().pixels > 5
 
@@ -273,7 +273,7 @@ def test_a_copy_and_a_pickle_count_on_their_own(kind):
         count(same)
         with_lock = threading.Thread(target=count, args=(same,))
         with_lock.start()
-        with_lock.join(30)
+        with_lock.join(200)
         assert not with_lock.is_alive()
         assert str(meter.compute().as_dict()) == before
 

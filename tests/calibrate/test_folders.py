@@ -501,6 +501,6 @@ def test_maps_are_calibrated_without_the_packages_of_training(folders):
     hide = "import sys; sys.modules.update(timm=None, safetensors=None, yaml=None, lightning_fabric=None)"
     arguments = ["densecal", "calibrate", "fit", "temperature", "maps/png16", "masks", "--out", "alone.json"]
     code = f"{hide}; sys.argv = {arguments}; import densecal.cli; densecal.cli.main()"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folders, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folders, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert (folders / "alone.json").is_file()

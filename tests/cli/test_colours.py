@@ -19,7 +19,7 @@ def on_a_terminal(arguments: Sequence[str], **variables: str) -> str:
     try:
         subprocess.run(
             [sys.executable, "-m", "densecal", *arguments], check=False, stdin=subprocess.DEVNULL, stdout=terminal,
-            stderr=terminal, env={**kept, "TERM": "xterm-256color", **variables}, timeout=60,
+            stderr=terminal, env={**kept, "TERM": "xterm-256color", **variables}, timeout=300,
         )  # fmt: skip
         return os.read(controller, 1 << 16).decode()
     finally:

@@ -87,7 +87,7 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, timeout: float = 30) -> None:
+    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, timeout: float = 120) -> None:
         """Load a file and wait until its script has run."""
         self.complaints.clear()
         self.requests.clear()

@@ -79,7 +79,7 @@ def test_a_thread_that_waits_gets_the_lock_and_the_file_of_its_own(tmp_path):
         waiting.start()
         waiting.join(0.2)
         assert states == []
-    waiting.join(30)
+    waiting.join(200)
     assert states == [(True, True)]
 
 

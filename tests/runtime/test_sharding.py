@@ -45,7 +45,7 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[
     if processes == 1:
         return forked.run(command, env=environment)
     command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])

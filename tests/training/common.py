@@ -46,6 +46,35 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess:
     return forked.run(arguments, env=environment())
 
 
+_SIGNALLED = """
+import os, sys, threading, time
+from densecal import cli
+log, number, lines, delay = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+def count():
+    return len(open(log).read().splitlines()) if os.path.exists(log) else 0
+wanted = count() + lines
+def work():
+    while count() < wanted:
+        time.sleep(0.002)
+    time.sleep(delay)
+    os.kill(os.getpid(), number)
+threading.Thread(target=work, daemon=True).start()
+sys.argv = ["densecal", *sys.argv[5:]]
+cli.main()
+"""
+
+
+def run_signalled(
+    arguments: list[str], out: Path, number: int, lines: int, delay: float = 0
+) -> subprocess.CompletedProcess:
+    """Run a command that gets a signal when so many lines more are in its log, after a delay.
+
+    It sends the signal itself, so that it cannot be far ahead of a process that is late on a busy machine.
+    """
+    own = ["-c", _SIGNALLED, str(out / "log.jsonl"), str(int(number)), str(lines), str(delay)]
+    return forked.run([arguments[0], *own, *arguments[3:]], env=environment())
+
+
 def run_afresh(arguments: list[str]) -> subprocess.CompletedProcess:
     """Do the same as `run` from a new interpreter, as a shell does; that takes seconds for the imports."""
     return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300)

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
-import time
 import warnings
 from types import SimpleNamespace
 
@@ -26,15 +26,14 @@ from densecal.training import loop
 from densecal.training.loop import train, train_epoch, validate
 from densecal.training.run import assemble, create_fabric, initial_network
 from densecal.training.samples import Batch, epoch_batches, open_data
-from tests import forked
 from tests.training.common import (
     command,
     end_state,
-    environment,
     log_lines,
     run,
     run_afresh,
     run_here,
+    run_signalled,
     small_config,
     train_command,
 )
@@ -87,32 +86,18 @@ def test_a_run_killed_at_any_moment_ends_the_same(tmp_path):
     out = tmp_path / "killed"
     rng = random.Random(0)
     for _ in range(3):
-        with forked.start([*killed, "--resume"], env=environment()) as process:
-            # kill while it trains or writes
-            lines = _count(out)
-            while process.poll() is None and _count(out) == lines:
-                time.sleep(0.002)
-            # it writes a checkpoint shortly after a line of the log, and later takes the steps of the next epoch
-            time.sleep(rng.choice((rng.uniform(0, 0.05), rng.uniform(0.05, 0.2))))
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+        # it writes a checkpoint shortly after a line of the log, and later takes the steps of the next epoch
+        delay = rng.choice((rng.uniform(0, 0.05), rng.uniform(0.05, 0.2)))
+        ended = run_signalled([*killed, "--resume"], out, signal.SIGKILL, 1, delay)
+        assert ended.returncode == -signal.SIGKILL, "the run ended before it could be killed"
     done = run([*killed, "--resume"])
     assert done.returncode == 0, done.stderr
     assert end_state(out) == end_state(tmp_path / "whole")
 
 
-def _count(out):
-    """Count the lines of the log. A new one means that a checkpoint is about to be written."""
-    try:
-        return len((out / "log.jsonl").read_text().splitlines())
-    except FileNotFoundError:
-        return 0
-
-
 def test_a_truncated_checkpoint_falls_back_to_the_previous_one(finished, tmp_path):
     out = tmp_path / "cut"
-    done = run([*train_command(out, "optim.epochs=3")])
-    assert done.returncode == 0
+    shutil.copytree(finished, out)
     model = out / "checkpoints" / "last" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-100])
     done = run([*train_command(out), "--resume"])
@@ -248,7 +233,7 @@ def test_two_processes_equal_one(tmp_path):
     train_scenes = 11  # odd batches, so that one process is padded
     shared = (
         "model.arch=paper-unet", "model.encoder=vgg11", "model.options={channels: 16}", "optim.lr=5e-4",
-        f"data.scenes.train={train_scenes}", "optim.epochs=3", "engine.accelerator=cpu",
+        f"data.scenes.train={train_scenes}", "optim.epochs=2", "engine.accelerator=cpu",
     )  # fmt: skip
     for devices in (1, 2):
         start = run if devices == 1 else run_afresh  # several processes are started from the command line
@@ -539,18 +524,14 @@ def test_a_stopped_epoch_has_the_mean_loss_of_the_steps_done():
 
 def test_sigterm_saves_between_steps_and_resumes_to_the_bit(tmp_path):
     whole, stopped = (
-        train_command(tmp_path / name, "optim.epochs=8", "optim.batch=2") for name in ("whole", "stopped")
+        train_command(tmp_path / name, "optim.epochs=5", "optim.batch=2") for name in ("whole", "stopped")
     )
     assert run(whole).returncode == 0
-    with forked.start(stopped, env=environment()) as process:
-        while process.poll() is None and _count(tmp_path / "stopped") < 2:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGTERM)
-        _, message = process.communicate()
-    assert process.returncode == 143, message
-    assert "--resume continues from there" in message
+    done = run_signalled(stopped, tmp_path / "stopped", signal.SIGTERM, 2)
+    assert done.returncode == 143, done.stderr
+    assert "--resume continues from there" in done.stderr
     meta = json.loads((tmp_path / "stopped" / "checkpoints" / "last" / "meta.json").read_text())
-    assert 2 <= meta["epoch"] < 8
+    assert 2 <= meta["epoch"] < 5
     done = run([*stopped, "--resume"])
     assert done.returncode == 0, done.stderr
     assert end_state(tmp_path / "stopped") == end_state(tmp_path / "whole")

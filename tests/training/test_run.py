@@ -33,7 +33,7 @@ def test_the_network_is_built_while_the_data_are_opened(monkeypatch):
         return network
 
     def wait_and_open(*arguments):
-        assert built.wait(60), "the network is not built before the data are open"
+        assert built.wait(300), "the network is not built before the data are open"
         return open_data(*arguments)
 
     monkeypatch.setattr(run_module, "initial_network", build_and_announce)
