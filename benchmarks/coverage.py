@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from densecal.metrics.bootstrap import REPLICATES, figures, intervals, paired_intervals, with_image_ece
+from densecal.metrics.poisson import PoissonTable
 
 Floats = NDArray[np.float64]
 
 DRAWS, SIZES = 2000, (20, 60, 300)
+POISSON_SIZES = (300, 3000)
 LOWEST_COVERAGE, MOST_FALSE_POSITIVES = 0.92, 0.08
 MASS = {5: np.array([-1.5, -1.2, -0.8, -0.2, 1.6]), 10: np.linspace(-2.2, 1.6, 10)}
 """Logits of the share of pixels, by number of bins: foreground maps have five, softmax maps up to ten."""
@@ -189,15 +191,53 @@ def false_positives(worlds: tuple[World, World], size: int, draws: int) -> tuple
     return new / draws, old / draws
 
 
+def poisson_coverage(world: World, size: int, draws: int) -> dict[str, tuple[float, float]]:
+    """Return the coverage of the intervals of Poisson tables, and their mean width over that of all rows."""
+    names = [f"image {i}" for i in range(size)]
+    tables, rows_of = [], []
+    for (rows,) in data_sets((world,), size, draws):
+        table = PoissonTable(rows.shape[1] - 5)
+        table.add(names, rows)
+        tables.append(table.intervals())
+        rows_of.append(intervals(rows))
+    held = {}
+    for name, truth in world.truth.items():
+        share, width = _held(np.array([i[name] for i in tables]), truth)
+        held[name] = share, width / _held(np.array([i[name] for i in rows_of]), truth)[1]
+    return held
+
+
+def print_poisson(draws: int) -> list[str]:
+    """Print the table of Poisson tables, and return what is too low."""
+    names, failures = list(MODELS["mild"].truth), []
+    print(f"Coverage in per cent of intervals of Poisson tables (width over that of all rows), {draws:,} data sets")
+    print("| model | images |" + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
+    for model, world in MODELS.items():
+        for size in POISSON_SIZES:
+            held = poisson_coverage(world, size, draws)
+            cells = [f"{100 * share:.1f} ({width:.2f})" for share, width in held.values()]
+            print(f"| {model} | {size:,} | {' | '.join(cells)} |", flush=True)
+            low = {name: share for name, (share, _) in held.items() if share + error(share, draws) < LOWEST_COVERAGE}
+            failures += [f"{model}, {size} images: {name} covers {100 * share:.1f} %" for name, share in low.items()]
+    return failures
+
+
+def error(share: float, draws: int) -> float:
+    """Return two standard errors of a share."""
+    return 2 * float(np.sqrt(share * (1 - share) / draws))
+
+
 def main() -> int:
-    """Print both tables and return the exit code."""
+    """Print the tables and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=DRAWS, help="Data sets per line.")
+    parser.add_argument("--poisson", action="store_true", help="Intervals of Poisson tables, in place of the others.")
     draws = parser.parse_args().draws
+    if parser.parse_args().poisson:
+        failures = print_poisson(draws)
+        print(*(f"FAILED: {failure}" for failure in failures), sep="\n", file=sys.stderr)
+        return 1 if failures else 0
     start, failures = time.perf_counter(), []
-
-    def error(share: float) -> float:
-        return 2 * float(np.sqrt(share * (1 - share) / draws))
 
     print(f"Coverage of 95 % intervals in per cent (percentile bootstrap), {draws:,} data sets per line")
     names = list(MODELS["mild"].truth)
@@ -208,7 +248,7 @@ def main() -> int:
             cells = [f"{100 * new:.1f} ({100 * old:.1f})" for new, _, old, _ in result.values()]
             width = f"{result['ece_ew'][1]:.4f} ({result['ece_ew'][3]:.4f})"
             print(f"| {model} | {world.truth['ece_ew']:.4f} | {size} | {' | '.join(cells)} | {width} |", flush=True)
-            low = {name: new for name, (new, *_) in result.items() if new + error(new) < LOWEST_COVERAGE}
+            low = {name: new for name, (new, *_) in result.items() if new + error(new, draws) < LOWEST_COVERAGE}
             failures += [f"{model}, {size} images: {name} covers {100 * new:.1f} %" for name, new in low.items()]
     print("\nPaired intervals that leave out 0 although both ECEs are equal, in per cent (percentile bootstrap)")
     print("| models | ECE |" + " | ".join(f"{size} images" for size in SIZES) + " |\n|" + "---|" * (len(SIZES) + 2))
@@ -216,7 +256,7 @@ def main() -> int:
         rates = [false_positives(worlds, size, draws) for size in SIZES]
         cells = [f"{100 * new:.1f} ({100 * old:.1f})" for new, old in rates]
         print(f"| {models} | {worlds[0].truth['ece_ew']:.4f} | {' | '.join(cells)} |", flush=True)
-        high = [new for new, _ in rates if new - error(new) > MOST_FALSE_POSITIVES]
+        high = [new for new, _ in rates if new - error(new, draws) > MOST_FALSE_POSITIVES]
         failures += [f"{models}: {100 * new:.1f} % false positives" for new in high]
     print(f"\n{time.perf_counter() - start:.0f} s")
     for failure in failures:

@@ -59,8 +59,24 @@ def intervals(rows: Floats, groups: Sequence[str] | None = None) -> dict[str, tu
     if len(table) < 2:
         return dict.fromkeys(point, (np.nan, np.nan))
     sample = _Sample(table)
+    return _ends(sample, point, _studentise([sample], list(point)))
+
+
+def replicate_intervals(total: Floats, resampled: Floats) -> dict[str, tuple[float, float]]:
+    """Return the intervals of `intervals` from resamples alone, for so many units that they need no studentising.
+
+    Args:
+        total: Sums of ``with_image_ece``.
+        resampled: The same of every resample, (resamples, columns).
+    """
+    point = {name: float(value) for name, value in figures(total).items()}
+    return _ends(_Resamples(total, resampled), point, [np.ones(len(resampled))] * len(point))
+
+
+def _ends(sample: _Estimates, point: dict[str, float], scales: Sequence[Floats]) -> dict[str, tuple[float, float]]:
+    """Return the interval of every figure, given s / s* of every resample."""
     ends = {}
-    for name, scale in zip(point, _studentise([sample], list(point)), strict=True):
+    for name, scale in zip(point, scales, strict=True):
         if name in _SIGNS:
             low, high = _invert(sample, name, scale)
         else:
@@ -154,21 +170,22 @@ def _units(table: Floats, groups: list[str] | None) -> Floats:
     return np.asarray(sums[np.lexsort(sums.T[::-1])])
 
 
-class _Sample:
-    """The units of one method, its estimates, and what the resamples make of them."""
+class _Estimates:
+    """The estimates of one method, and what resamples make of them.
 
-    def __init__(self, table: Floats) -> None:
-        total = table.sum(axis=0)
-        gaps = table[:, len(ROW_SCALARS) : -2]
-        self.table = table[:, np.concatenate([np.ones(len(ROW_SCALARS), bool), gaps.any(axis=0), [True, True]])]
-        self.gaps = self.table[:, len(ROW_SCALARS) : -2]
-        self.theta: Floats = self.gaps.sum(axis=0) / total[0]
-        self.residuals: Floats = (self.gaps - self.theta * table[:, :1]) / total[0]
-        n = len(table)
-        self.covariance: Floats = n / (n - 1) * self.residuals.T @ self.residuals
-        self.errors: Floats = np.sqrt(np.diag(self.covariance))
-        self.resampled: Floats = np.empty(0)
-        """Sums over the units of every resample; `_studentise` sets it."""
+    Attributes:
+        table: Rows whose sums are the estimates: columns of ``with_image_ece`` without empty bins.
+        theta: Gap of every bin.
+        covariance: That of the gaps.
+        errors: Standard errors of the gaps.
+        resampled: Sums over the units of every resample.
+    """
+
+    table: Floats
+    theta: Floats
+    covariance: Floats
+    errors: Floats
+    resampled: Floats
 
     def direction(self, name: str) -> Floats:
         """Return how the figure changes with the gaps: their signs, or 1 or -1 where they count."""
@@ -181,19 +198,6 @@ class _Sample:
     def may_count(self, sign: float) -> NDArray[np.bool_]:
         """Tell which gaps may have the given sign in truth."""
         return np.asarray(sign * self.theta > -_CLEAR * self.errors)
-
-    def influence(self, name: str) -> Floats:
-        """Return by how much each unit moves the figure, to first order."""
-        if name in _SIGNS:
-            return np.asarray(self.residuals @ self.direction(name))
-        numerator, denominator = self._ratio(name, self.table)
-        total = denominator.sum()
-        return np.asarray((numerator - numerator.sum() / total * denominator) / total)
-
-    def weight(self, name: str) -> Floats:
-        """Return the share of each unit in the denominator of the figure."""
-        denominator = self.table[:, -1 if name == "ece_image_mean" else 0]
-        return np.asarray(denominator / denominator.sum())
 
     def deviation(self, name: str) -> Floats:
         """Return figure of a resample - figure, for every resample."""
@@ -213,6 +217,50 @@ class _Sample:
             return table[:, -2], table[:, -1]
         column = {"accuracy": "correct", "mean_confidence": "confidence"}.get(name, name)
         return table[:, ROW_SCALARS.index(column)], table[:, 0]
+
+
+class _Sample(_Estimates):
+    """The units of one method, all at hand."""
+
+    def __init__(self, table: Floats) -> None:
+        total = table.sum(axis=0)
+        gaps = table[:, len(ROW_SCALARS) : -2]
+        self.table = table[:, np.concatenate([np.ones(len(ROW_SCALARS), bool), gaps.any(axis=0), [True, True]])]
+        self.gaps = self.table[:, len(ROW_SCALARS) : -2]
+        self.theta: Floats = self.gaps.sum(axis=0) / total[0]
+        self.residuals: Floats = (self.gaps - self.theta * table[:, :1]) / total[0]
+        n = len(table)
+        self.covariance: Floats = n / (n - 1) * self.residuals.T @ self.residuals
+        self.errors: Floats = np.sqrt(np.diag(self.covariance))
+        self.resampled: Floats = np.empty(0)
+        """Sums over the units of every resample; `_studentise` sets it."""
+
+    def influence(self, name: str) -> Floats:
+        """Return by how much each unit moves the figure, to first order."""
+        if name in _SIGNS:
+            return np.asarray(self.residuals @ self.direction(name))
+        numerator, denominator = self._ratio(name, self.table)
+        total = denominator.sum()
+        return np.asarray((numerator - numerator.sum() / total * denominator) / total)
+
+    def weight(self, name: str) -> Floats:
+        """Return the share of each unit in the denominator of the figure."""
+        denominator = self.table[:, -1 if name == "ece_image_mean" else 0]
+        return np.asarray(denominator / denominator.sum())
+
+
+class _Resamples(_Estimates):
+    """Sums alone: the covariance is that of the resamples."""
+
+    def __init__(self, total: Floats, resampled: Floats) -> None:
+        gaps = resampled[:, len(ROW_SCALARS) : -2]
+        filled = gaps.any(axis=0) | (total[len(ROW_SCALARS) : -2] != 0)
+        kept = np.concatenate([np.ones(len(ROW_SCALARS), bool), filled, [True, True]])
+        self.table, self.resampled = total[None, kept], resampled[:, kept]
+        self.theta = self.table[0, len(ROW_SCALARS) : -2] / total[0]
+        deviation = self.theta_deviation()
+        self.covariance = deviation @ deviation.T / len(resampled)
+        self.errors = np.sqrt(np.diag(self.covariance))
 
 
 def _studentise(samples: list[_Sample], names: Sequence[str]) -> list[Floats]:
@@ -272,7 +320,7 @@ def _size(theta: Floats, name: str) -> Floats:
     return np.asarray((np.abs(theta) if sign == 0.0 else np.maximum(sign * theta, 0.0)).sum(axis=0))
 
 
-def _invert(sample: _Sample, name: str, scale: Floats) -> tuple[float, float]:
+def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]:
     """Return the smallest and the largest figure under which the estimate is not an accident."""
     theta, direction = sample.theta, sample.direction(name)
     noise = sample.theta_deviation() * scale
