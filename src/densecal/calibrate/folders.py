@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.data import Source, open_source
-from densecal.data.pairs import find_maps, find_pairs
+from densecal.data.pairs import Plan, find_plan
 from densecal.errors import InputError
 from densecal.io.groups import Groups
 from densecal.io.map_files import map_targets, read_map, write_plane
@@ -63,11 +63,11 @@ class MapData:
         images: Path | None = None,
         maps: MapOptions = AS_STORED,
     ) -> None:
-        self.pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
-        self.maps = maps
+        plan = _one_plan(predictions, masks, maps, classes, ignore_index)
+        self.pairs, self.maps, self.said = plan.pairs, plan.options, plan.said
         self.engine: Engine = InProcesses()
-        self.classes = classes
-        self.mask_void = ignore_index
+        self.classes = classes = plan.classes or 1
+        self.mask_void = ignore_index = plan.ignore_index
         self.ignore_index = VOID if ignore_index is None or classes == 1 else ignore_index
         self.images = None if images is None else _open_photographs(images, [pair.stem for pair in self.pairs])
         self.has_images = images is not None
@@ -161,16 +161,17 @@ def apply(
         Number of maps written.
     """
     check_output_folder(out, [predictions, images])
-    maps = find_maps(predictions, options.strip_suffix)
+    plan = _one_plan(predictions, None, options, calibrator.num_classes)
+    maps, options = plan.pairs, plan.options
     if calibrator.needs_images and images is None:
         raise InputError(calibrator.method, "maps without images", "--images")
     stems = [pair.stem for pair in maps]
     source = None if images is None else _open_photographs(images, stems)
-    inputs = chain((pair.prediction for pair in maps), () if source is None else source.files(), reads)
+    inputs = chain(pair_files(maps), () if source is None else source.files(), reads)
     targets = [target for pair in maps for target in _targets(out, pair)]
     check_outputs("calibrate apply", targets, inputs, force)
     for pair in track(_ahead(maps), "Calibrating", progress, len(maps)):
-        prediction = read_map(pair.prediction, calibrator.num_classes, options=options)
+        prediction = read_map(pair.files, calibrator.num_classes, options=options)
         space = prediction.ndim - (calibrator.num_classes > 1)
         if space == 3:
             _refuse_images(pair, source)
@@ -228,7 +229,11 @@ def control_risk(
         maps: How the maps are stored.
     """
     curve, foreground = RiskCurve(), False
-    for unit in _units(predictions, masks, groups, progress, maps.strip_suffix):
+    plan = _one_plan(predictions, masks, maps, 1, ignore_index)
+    if plan.classes not in (None, 1):
+        raise InputError(predictions, f"maps of {plan.classes} classes", f"--classes {plan.classes}")
+    maps, ignore_index = plan.options, plan.ignore_index
+    for unit in _units(plan.pairs, groups, progress):
         part = RiskCurve()
         for pair in unit:
             read = read_foreground_pair(pair, ignore_index, options=maps)
@@ -281,9 +286,10 @@ def control_class_risks(
         progress: Told how many maps are read.
         maps: How the maps are stored.
     """
-    void = VOID if ignore_index is None else ignore_index
+    plan = _one_plan(predictions, masks, maps, classes, ignore_index)
+    maps, void = plan.options, VOID if plan.ignore_index is None else plan.ignore_index
     curves = [RiskCurve() for _ in range(classes)]
-    for unit in _units(predictions, masks, groups, progress, maps.strip_suffix):
+    for unit in _units(plan.pairs, groups, progress):
         parts = {label: RiskCurve() for label in range(classes)}
         for pair in unit:
             read = read_class_pair(pair, classes, void, options=maps)
@@ -308,11 +314,19 @@ def _control(curve: RiskCurve, alpha: float, groups: Groups | None) -> RiskContr
         raise
 
 
-def _units(
-    predictions: Path, masks: Path, groups: Groups | None, progress: Progress, strip: tuple[str, ...]
-) -> Iterator[list[Pair]]:
+def _one_plan(
+    predictions: Path, masks: Path | None, options: MapOptions, classes: int, ignore_index: int | None = None
+) -> Plan:
+    """Return which maps belong to which masks, where a command takes one region of several."""
+    plan = find_plan(predictions, masks, options, None if classes == 1 else classes, ignore_index)
+    if plan.regions:
+        names = ", ".join(region.name for region in plan.regions)
+        raise InputError(predictions, f"maps of {len(plan.regions)} regions", f"--region with one of {names}")
+    return plan
+
+
+def _units(pairs: Sequence[Pair], groups: Groups | None, progress: Progress) -> Iterator[list[Pair]]:
     """Yield the pairs of every group, or every pair alone."""
-    pairs, _ = find_pairs(predictions, masks, strip=strip)
     units: dict[str, list[Pair]] = {}
     stems = [pair.stem for pair in pairs]
     for pair, group in zip(pairs, stems if groups is None else groups.of(stems), strict=True):

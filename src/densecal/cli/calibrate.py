@@ -19,10 +19,23 @@ from densecal.cli.common import (
     print_note,
     progress_bar,
     read_groups,
+    tell_layouts,
     tell_unfinished,
 )
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
-from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
+from densecal.cli.map_options import (
+    Axes,
+    ChannelsLast,
+    Format,
+    Key,
+    Logits,
+    MaxValue,
+    Multilabel,
+    Normalise,
+    RegionName,
+    StripSuffix,
+    map_options,
+)
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
 from densecal.io.map_options import AS_STORED
@@ -54,6 +67,9 @@ def calibrate_fit(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -80,7 +96,7 @@ def calibrate_fit(
     from densecal import posthoc
 
     kind = posthoc.find(method, "METHOD")
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     from densecal.calibrate import folders
     from densecal.calibrate.fit import fit
     from densecal.io.outputs import check_outputs
@@ -109,6 +125,7 @@ def calibrate_fit(
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, images, maps)
+        tell_layouts(predictions, data.said)
     file, weights = posthoc.calibrator_files(out)
     targets = [(file, "json"), (weights if kind.needs_images else None, "safetensors")]
     check_outputs("calibrate fit", targets, data.files(), force)
@@ -138,6 +155,9 @@ def calibrate_apply(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     force: Force = False,
 ) -> None:
     """Write the calibrated maps of a folder of maps.
@@ -150,7 +170,7 @@ def calibrate_apply(
     from densecal.calibrate.folders import apply
 
     loaded = posthoc.load(calibrator)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     with progress_bar() as report:
         count = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
     print_line(f"{out}: {count:,} maps")
@@ -172,6 +192,9 @@ def risk_control(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     force: Force = False,
 ) -> None:
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
@@ -193,14 +216,16 @@ def risk_control(
     check_targets(json)
     from densecal.calibrate.folders import ClassRisk as Risk
     from densecal.calibrate.folders import control_class_risks, control_risk
-    from densecal.data.pairs import find_pairs
+    from densecal.data.pairs import find_plan
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
     from densecal.io.pairs import pair_files
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
-    pairs, _ = find_pairs(predictions, masks, strip=maps.strip_suffix)
-    check_outputs("risk-control", [(json, "json")], pair_files(pairs), force)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
+    plan = find_plan(predictions, masks, maps, classes, ignore_index)
+    classes = plan.classes
+    check_outputs("risk-control", [(json, "json")], pair_files(plan.pairs), force)
+    tell_layouts(predictions, plan.said)
     grouping = read_groups(groups)
     unit = "image" if grouping is None else "group"
     with progress_bar() as report:

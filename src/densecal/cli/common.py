@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -134,6 +134,12 @@ def figures_line(title: str, figures: dict[str, float]) -> str:
         else:
             parts.append(f"{name} {value:.4f}")
     return f"{title}: {', '.join(parts)}"
+
+
+def tell_layouts(folder: Path, said: Iterable[str]) -> None:
+    """Print what layouts found in a folder, a line each, on stderr."""
+    for line in said:
+        print_note(f"note: {folder}: {line}")
 
 
 def tell_unfinished(*runs: Path) -> None:

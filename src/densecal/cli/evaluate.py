@@ -22,9 +22,22 @@ from densecal.cli.common import (
     print_note,
     progress_bar,
     read_groups,
+    tell_layouts,
 )
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
-from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
+from densecal.cli.map_options import (
+    Axes,
+    ChannelsLast,
+    Format,
+    Key,
+    Logits,
+    MaxValue,
+    Multilabel,
+    Normalise,
+    RegionName,
+    StripSuffix,
+    map_options,
+)
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS
 from densecal.runtime.progress import retitle
@@ -34,6 +47,7 @@ if TYPE_CHECKING:
     from densecal.evaluation.record import Record, SkippedFile
     from densecal.evaluation.worker import Settings
     from densecal.io.groups import Groups
+    from densecal.io.map_options import MapOptions
     from densecal.runtime.engine import Engine
     from densecal.runtime.sharding import Processes
 
@@ -79,6 +93,9 @@ def evaluate(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     tolerance: Annotated[
         float, typer.Option(help="Volumes: distance in mm up to which surfaces agree (surface Dice).")
     ] = 1.0,
@@ -124,7 +141,7 @@ def evaluate(
     from densecal.runtime.sharding import join_processes
 
     names = _class_names(class_names, classes)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     settings = Settings(
         bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps, tolerance
     )
@@ -138,7 +155,7 @@ def evaluate(
     with join_processes() as processes, open_engine(engine, address, workers) as cluster:
         # on every process, because the others would wait for one that refuses
         check_targets(json, csv, latex, partial, folder=figures)
-        _check_outputs(predictions, masks, ood or [], json, csv, latex, figures, partial, force)
+        _check_outputs(predictions, masks, maps, ood or [], json, csv, latex, figures, partial, force)
         work = Work(settings, workers or processes.workers(), skip_bad, processes, cluster)
         grouping = read_groups(groups)
         if partial:
@@ -167,6 +184,7 @@ def _class_names(given: str | None, classes: int | None) -> tuple[str, ...]:
 def _check_outputs(
     predictions: Path,
     masks: Path,
+    options: MapOptions,
     ood: list[Path],
     json: Path | None,
     csv: Path | None,
@@ -179,20 +197,22 @@ def _check_outputs(
     if (json, csv, latex, figures, partial) == (None,) * 5:
         return
     from densecal.data.pairs import find_comparisons, find_masks
-    from densecal.io.folders import files_in
+    from densecal.io.folders import files_in, folders_in
     from densecal.io.map_files import map_suffixes
     from densecal.io.outputs import check_output_folder, check_outputs
     from densecal.io.urls import is_folder
     from densecal.report.figures import figure_targets
 
-    comparisons = find_comparisons(predictions, masks)
+    comparisons = find_comparisons(predictions, masks, options)
     truths = list(dict.fromkeys(truth for *_, truth in comparisons))
     folders = [maps for _, _, maps, _ in comparisons]
     folders += [inner for folder in ood for inner in (folder, *(folder / method for method, *_ in comparisons))]
 
     def reads() -> Iterator[Path]:
         for folder in dict.fromkeys(folders):
-            yield from files_in(folder, map_suffixes()) if is_folder(folder) else ()
+            if is_folder(folder):
+                inner = [] if files_in(folder, map_suffixes()) else folders_in(folder)
+                yield from (path for each in (folder, *inner) for path in files_in(each, map_suffixes()))
         for truth in truths:
             yield from (truth, *find_masks(truth).values())
 
@@ -227,7 +247,7 @@ def _write_partial(
     from densecal.evaluation.folders import score_folder
     from densecal.evaluation.partial import write_partial
 
-    comparisons = find_comparisons(predictions, masks)
+    comparisons = find_comparisons(predictions, masks, work.settings.maps)
     if len(comparisons) > 1:
         raise InputError("--partial", f"{len(comparisons)} evaluations", "one folder of maps")
     method, data, maps, truth = comparisons[0]
@@ -255,7 +275,7 @@ def _score(
     from densecal.evaluation.folders import evaluate_shared
     from densecal.evaluation.ood import evaluate_ood, find_ood
 
-    comparisons = find_comparisons(predictions, masks)
+    comparisons = find_comparisons(predictions, masks, work.settings.maps)
     several = len(comparisons) > 1
     if several and (name or dataset):
         raise InputError(
@@ -271,12 +291,32 @@ def _score(
                 report = retitle(bar, f"{method} on {data}")
                 outside.append(evaluate_ood(maps, name=method, dataset=data, progress=report, **vars(work)))
         for method, data, maps, truth in comparisons:
-            report = retitle(bar, f"{method} on {data}") if several else bar
-            evaluation = evaluate_shared(
-                maps, truth, name=name or method, dataset=dataset or data, groups=groups, progress=report, **vars(work)
-            )
-            evaluations.append(evaluation)
+            for region, data_name in _regions(maps, truth, dataset or data, work):
+                report = (
+                    retitle(bar, f"{method} on {data_name}") if several or region.settings != work.settings else bar
+                )
+                evaluation = evaluate_shared(
+                    maps, truth, name=name or method, dataset=data_name, groups=groups, progress=report, **vars(region)
+                )
+                evaluations.append(evaluation)
     return [e for e in evaluations if e is not None], [e for e in outside if e is not None]
+
+
+def _regions(maps: Path, truth: Path, dataset: str, work: Work) -> list[tuple[Work, str]]:
+    """Return the evaluations of a folder of maps: one, or one per region of multi-label maps, each with its name."""
+    from densecal.evaluation.folders import plan_of
+
+    plan, _ = plan_of(maps, truth, work.settings, work.skip_bad)
+    if work.processes.first:
+        tell_layouts(maps, plan.said)
+    if not plan.regions:
+        chosen = work.settings.maps.region
+        return [(work, dataset if chosen is None else f"{dataset}: {chosen}")]
+    parts = []
+    for region in plan.regions:
+        options = replace(work.settings.maps, region=region.name)
+        parts.append((replace(work, settings=replace(work.settings, maps=options)), f"{dataset}: {region.name}"))
+    return parts
 
 
 def report_evaluations(

@@ -20,6 +20,18 @@ Normalise = Annotated[bool, typer.Option("--normalise", help="Divide class score
 Axes = Annotated[
     str | None, typer.Option(metavar="zyx|xyz", help="Axes of .npy volumes: zyx (SimpleITK) or xyz (nibabel).")
 ]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="auto|plain|NAME",
+        help="Whose files these are: nnunet, monai, transformers, ... (docs/formats.md). plain: match stems alone.",
+    ),
+]
+Multilabel = Annotated[
+    bool, typer.Option("--multilabel", help="Maps hold K sigmoids per pixel; masks have a channel for each.")
+]
+RegionName = Annotated[str | None, typer.Option("--region", metavar="NAME", help="One region of multi-label maps.")]
 
 
 def map_options(
@@ -30,6 +42,10 @@ def map_options(
     strip_suffix: list[str] | None,
     normalise: bool = False,
     axes: str | None = None,
+    layout: str = "auto",
+    multilabel: bool = False,
+    region: str | None = None,
 ) -> MapOptions:
     """Return the options as readers take them."""
-    return MapOptions(logits, channels_last, key, max_value, tuple(strip_suffix or ()), normalise, axes)
+    strip = tuple(strip_suffix or ())
+    return MapOptions(logits, channels_last, key, max_value, strip, normalise, axes, layout, multilabel, region)

@@ -3,24 +3,121 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from densecal.data.layouts import find_layout
 from densecal.data.sources import find_files
 from densecal.errors import InputError
 from densecal.io.folders import files_in, folders_in, is_image_name, subfolder_hint
+from densecal.io.layouts.protocol import Folders, Found, Region
+from densecal.io.layouts.registry import find_layouts
 from densecal.io.map_files import map_suffixes
+from densecal.io.map_options import AS_STORED, Channel, MapOptions
 from densecal.io.pairs import Pair
 from densecal.io.suffixes import MASK_SUFFIXES, stem_of
 from densecal.io.urls import exists, is_folder
 
+Files = TypeVar("Files", Path, tuple[Path, ...])
+
 _MASKS = "a folder of masks, a data set, or a list of lines IMAGE MASK"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which maps belong to which masks, and how both are read.
+
+    Attributes:
+        pairs: Sorted by stem.
+        unpaired: An error for each file that has no partner.
+        options: How maps and masks are stored.
+        classes: K; ``None`` for foreground maps.
+        ignore_index: Label of void pixels.
+        class_names: Names of the classes.
+        regions: What the sigmoids of multi-label maps stand for; empty for other maps, and once one is chosen.
+        said: What the layouts found, one line each.
+    """
+
+    pairs: list[Pair]
+    unpaired: list[InputError]
+    options: MapOptions
+    classes: int | None = None
+    ignore_index: int | None = None
+    class_names: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+def find_plan(
+    predictions: Path,
+    masks: Path | None,
+    options: MapOptions = AS_STORED,
+    classes: int | None = None,
+    ignore_index: int | None = None,
+    class_names: tuple[str, ...] = (),
+    skip_bad: bool = False,
+) -> Plan:
+    """Find which maps belong to which masks, and what the folders say of how they are read.
+
+    Args:
+        predictions: Folder of maps.
+        masks: Masks, as for `find_masks`; ``None`` for maps without masks.
+        options: How maps are stored, and which layouts to look for.
+        classes: K, if it was said.
+        ignore_index: Label of void pixels, if it was said.
+        class_names: Names of the classes, if they were said.
+        skip_bad: List files without a partner in place of refusing them.
+
+    Raises:
+        InputError: Files have no partner, or could be laid out in two ways.
+    """
+    check_folder(predictions, "a folder of prediction maps")
+    found = find_layouts(Folders(predictions, masks, options, classes, ignore_index))
+    pairs, unpaired = _match(predictions, masks, found, options.strip_suffix, skip_bad)
+    plan = Plan(pairs, unpaired, options, classes, ignore_index, class_names)
+    for part in found:
+        plan = replace(
+            plan,
+            options=part.options,
+            classes=part.classes or plan.classes,
+            ignore_index=part.ignore_index if plan.ignore_index is None else plan.ignore_index,
+            class_names=plan.class_names or part.class_names,
+            regions=plan.regions or part.regions,
+            said=(*plan.said, part.said),
+        )
+    return _choose_region(_with_regions(plan, predictions), predictions)
+
+
+def _with_regions(plan: Plan, predictions: Path) -> Plan:
+    """Return a plan with a region for every channel of multi-label maps whose layout does not name them."""
+    if plan.regions or not plan.options.multilabel:
+        if plan.options.region is not None and not plan.regions:
+            raise InputError("--region", plan.options.region, "maps of regions: --multilabel as well")
+        return plan
+    if not plan.classes:
+        raise InputError(predictions, "--multilabel", "--classes K as well, the number of probabilities per pixel")
+    names = plan.class_names or tuple(str(index) for index in range(plan.classes))
+    return replace(plan, regions=tuple(Region(name) for name in names))
+
+
+def _choose_region(plan: Plan, predictions: Path) -> Plan:
+    """Return the plan of one region, whose maps are foreground maps, where one is asked for."""
+    name, names = plan.options.region, [region.name for region in plan.regions]
+    if name is None or not plan.regions:
+        return plan
+    if name not in names:
+        raise InputError("--region", name, f"one of {', '.join(names)}, the regions of {predictions}")
+    region = plan.regions[names.index(name)]
+    channel = Channel(names.index(name), len(names))
+    options = replace(plan.options, channel=channel, relabel=region.relabel)
+    return replace(plan, options=options, classes=None, class_names=(), regions=())
 
 
 def find_pairs(
     predictions: Path, masks: Path, skip_bad: bool = False, strip: tuple[str, ...] = ()
 ) -> tuple[list[Pair], list[InputError]]:
-    """Match maps and masks by stem.
+    """Match maps and masks of plain folders by stem.
 
     Args:
         predictions: Folder of maps.
@@ -32,24 +129,51 @@ def find_pairs(
         The pairs sorted by stem, and an error for each file that has no partner (empty unless
         ``skip_bad``).
     """
-    maps = _by_stem(predictions, map_suffixes(), "prediction map", strip)
-    truths = find_masks(masks, strip)
+    return _match(predictions, masks, [], strip, skip_bad)
+
+
+def find_maps(predictions: Path, strip: tuple[str, ...] = ()) -> list[Pair]:
+    """List the maps of a plain folder, for images without foreground; ends of stems to strip are left out."""
+    return _match(predictions, None, [], strip, False)[0]
+
+
+def _match(
+    predictions: Path, masks: Path | None, found: list[Found], strip: tuple[str, ...], skip_bad: bool
+) -> tuple[list[Pair], list[InputError]]:
+    """Match maps and masks; layouts say what they know of either, and the stems of files the rest."""
+    maps = next((part.maps for part in found if part.maps is not None), None)
+    if maps is None:
+        stored = _by_stem(predictions, map_suffixes(), "prediction map", strip)
+        maps = {stem: (path,) for stem, path in stored.items()}
+    else:
+        maps = _unique(((_strip(stem, strip), files) for stem, files in maps.items()), "prediction map")
+    name_of = next((part.name_of for part in found if part.name_of is not None), None)
+    if name_of is not None:
+        maps = _unique(((name_of(stem), files) for stem, files in maps.items()), "prediction map")
+    if masks is None:
+        return [_pair(stem, maps[stem], None) for stem in sorted(maps)], []
+    truths = next((part.masks for part in found if part.masks is not None), None)
+    if truths is None:
+        truths = find_masks(masks, strip)
     unpaired = [
-        InputError(maps[stem], "no mask of that name", f"a mask of the same name in {masks}")
+        InputError(maps[stem][0], "no mask of that name", f"a mask of the same name in {masks}")
         for stem in sorted(maps.keys() - truths.keys())
     ]
-    unpaired += [
-        InputError(
-            truths[stem],
-            "no prediction map of that name",
-            f"{predictions / stem} with an image or array suffix",
-        )
-        for stem in sorted(truths.keys() - maps.keys())
-    ]
+    if not any(part.subset for part in found):
+        unpaired += [
+            InputError(
+                truths[stem], "no prediction map of that name", f"{predictions / stem} with an image or array suffix"
+            )
+            for stem in sorted(truths.keys() - maps.keys())
+        ]
     if unpaired and not skip_bad:
         more = f" ({len(unpaired)} files have no partner)" if len(unpaired) > 1 else ""
         raise InputError(unpaired[0].where, unpaired[0].found + more, unpaired[0].expected)
-    return [Pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], unpaired
+    return [_pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], unpaired
+
+
+def _pair(stem: str, files: tuple[Path, ...], mask: Path | None) -> Pair:
+    return Pair(stem, files[0], mask, files if len(files) > 1 else ())
 
 
 def find_masks(masks: Path, strip: tuple[str, ...] = ()) -> dict[str, Path]:
@@ -75,22 +199,22 @@ def find_masks(masks: Path, strip: tuple[str, ...] = ()) -> dict[str, Path]:
     return _unique(((_strip(name, strip), location.path) for name, location in files.masks.items()), "mask")
 
 
-def find_maps(predictions: Path, strip: tuple[str, ...] = ()) -> list[Pair]:
-    """List the maps of a folder, for images without foreground; ends of stems to strip are left out."""
-    maps = _by_stem(predictions, map_suffixes(), "prediction map", strip)
-    return [Pair(stem, maps[stem], None) for stem in sorted(maps)]
-
-
-def find_comparisons(predictions: Path, masks: Path) -> list[tuple[str, str, Path, Path]]:
+def find_comparisons(
+    predictions: Path, masks: Path, options: MapOptions = AS_STORED
+) -> list[tuple[str, str, Path, Path]]:
     """List the evaluations that a folder holds, each as (method, data set, maps, masks).
 
     ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
-    ``masks`` holds a folder for every DATASET.
+    ``masks`` holds a folder for every DATASET. Layouts with a folder per image hold maps.
     """
     check_folder(predictions, "a folder of prediction maps")
     if not exists(masks):
         raise InputError(masks, "no such folder", _MASKS)
-    if files_in(predictions, map_suffixes()) or not folders_in(predictions):
+    if (
+        files_in(predictions, map_suffixes())
+        or not folders_in(predictions)
+        or any(found.maps is not None for found in find_layouts(Folders(predictions, masks, options)))
+    ):
         return [(predictions.resolve().name, dataset_name(masks), predictions, masks)]
     comparisons = []
     for method in folders_in(predictions):
@@ -137,12 +261,14 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str, strip: tuple[st
     return paths
 
 
-def _unique(named: Iterable[tuple[str, Path]], what: str) -> dict[str, Path]:
-    paths: dict[str, Path] = {}
-    for stem, path in named:
+def _unique(named: Iterable[tuple[str, Files]], what: str) -> dict[str, Files]:
+    """Return files by name; each is a path, or the paths of a map with several files."""
+    paths: dict[str, Files] = {}
+    for stem, files in named:
         if stem in paths:
-            raise InputError(path, f"the same stem as {paths[stem].name}", f"one {what} per stem")
-        paths[stem] = path
+            first, second = (entry if isinstance(entry, Path) else entry[0] for entry in (paths[stem], files))
+            raise InputError(second, f"the same stem as {first.name}", f"one {what} per stem")
+        paths[stem] = files
     return paths
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.pairs import dataset_name, find_pairs
+from densecal.data.pairs import Plan, dataset_name, find_plan
 from densecal.errors import InputError
 from densecal.evaluation.partial import Partial, in_order
 from densecal.evaluation.record import PairedDifference, Record, SkippedFile
@@ -143,8 +143,12 @@ def score_folder(
     engine: Engine | None = None,
 ) -> Partial | None:
     """Return the sums behind an evaluation; the options are those of `evaluate_shared`."""
-    settings = settings or Settings()
-    pairs, unpaired = find_pairs(predictions, masks, skip_bad, settings.maps.strip_suffix)
+    plan, settings = plan_of(predictions, masks, settings or Settings(), skip_bad)
+    if plan.regions:
+        names = ", ".join(region.name for region in plan.regions)
+        expected = f"one of {names}, as --region or MapOptions(region=...) chooses it"
+        raise InputError(predictions, f"maps of {len(plan.regions)} regions", expected)
+    pairs, unpaired = plan.pairs, plan.unpaired
     if groups is not None:
         groups.of([pair.stem for pair in pairs])
     total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes, engine)
@@ -153,6 +157,18 @@ def score_folder(
     skipped = in_order(map(skipped_file, [*unpaired, *unreadable]))
     named = None if groups is None else groups.of(total.stems)
     return Partial(name or predictions.resolve().name, dataset or dataset_name(masks), total, skipped, named)
+
+
+def plan_of(predictions: Path, masks: Path, settings: Settings, skip_bad: bool = False) -> tuple[Plan, Settings]:
+    """Return which maps belong to which masks, and the settings completed by what the folders say."""
+    given = settings
+    plan = find_plan(
+        predictions, masks, given.maps, given.classes, given.ignore_index, given.class_names, skip_bad
+    )  # fmt: skip
+    completed = replace(
+        given, maps=plan.options, classes=plan.classes, ignore_index=plan.ignore_index, class_names=plan.class_names
+    )
+    return plan, completed
 
 
 def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evaluation:

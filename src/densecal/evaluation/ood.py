@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from densecal.data.pairs import check_folder, find_maps
+from densecal.data.pairs import check_folder, find_plan
 from densecal.errors import InputError
 from densecal.evaluation.folders import Evaluation, score_all, skipped_file
 from densecal.evaluation.record import OutOfDistribution, Record, TwoHistograms
@@ -53,8 +53,11 @@ def evaluate_ood(
     if not settings.binary:
         raise InputError("--ood", f"maps of {settings.classes} classes", "foreground maps of images without any object")
     plain = replace(settings, full=False, ignore_index=None, entropy=True)
-    maps = find_maps(predictions, settings.maps.strip_suffix)
-    total, skipped = score_all(maps, plain, workers, skip_bad, progress, processes, engine)
+    layout = find_plan(predictions, None, settings.maps)
+    if layout.classes not in (None, 1) or layout.regions:
+        raise InputError(predictions, "maps of several classes", "foreground maps of images without any object")
+    plain = replace(plain, maps=layout.options)
+    total, skipped = score_all(layout.pairs, plain, workers, skip_bad, progress, processes, engine)
     if not processes.first:
         return None
     if not total.stems:

@@ -34,17 +34,21 @@ class Axes:
     classes: bool
     stored: int
 
-    def read(self, array: LazyArray, rows: slice = EVERYTHING) -> Array:
-        """Read the map, or a slab of the first axis of space."""
-        return self._arrange(array.read(self._window(rows)))
+    def read(self, array: LazyArray, rows: slice = EVERYTHING, channel: int | None = None) -> Array:
+        """Read the map, or a slab of the first axis of space; of one channel, (space), or of all."""
+        window, single = self._window(rows, channel)
+        return self._chosen(self._arrange(array.read(window)), channel, single)
 
-    def read_void(self, array: LazyArray, rows: slice = EVERYTHING) -> NDArray[np.bool_] | None:
-        """Return the pixels of a slab that have no data in some class, (space)."""
-        void = array.read_void(self._window(rows))
+    def read_void(
+        self, array: LazyArray, rows: slice = EVERYTHING, channel: int | None = None
+    ) -> NDArray[np.bool_] | None:
+        """Return the pixels of a slab that have no data in some class, or in one channel, (space)."""
+        window, single = self._window(rows, channel)
+        void = array.read_void(window)
         if void is None:
             return None
-        arranged = self._arrange(void)
-        return np.asarray(arranged.any(axis=0) if self.classes else arranged)
+        arranged = self._chosen(self._arrange(void), channel, single)
+        return np.asarray(arranged.any(axis=0) if self.classes and channel is None else arranged)
 
     def geometry(self, array: LazyArray) -> Geometry | None:
         """Return where the pixels lie, in the order of the axes of the map."""
@@ -55,9 +59,19 @@ class Axes:
         kept = [of_space.index(axis) for axis in self.order[self.classes :]]
         return Geometry(given.steps[kept], given.origin, given.system)
 
-    def _window(self, rows: slice) -> Window:
+    def _window(self, rows: slice, channel: int | None) -> tuple[Window, bool]:
+        """Return the part of the array to read, and whether it holds the channel alone."""
         first = self.order[self.classes]
-        return (*(EVERYTHING,) * first, rows)
+        window = [EVERYTHING] * first + [rows]
+        single = self.classes and channel is not None and self.order[0] < first
+        if single and channel is not None:
+            window[self.order[0]] = slice(channel, channel + 1)
+        return tuple(window), single
+
+    def _chosen(self, array: Array, channel: int | None, single: bool) -> Array:
+        if channel is None or not self.classes:
+            return array
+        return np.asarray(array[0 if single else channel])
 
     def _arrange(self, array: Array) -> Array:
         left_out = [axis for axis in range(self.stored) if axis not in self.order]

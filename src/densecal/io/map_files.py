@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +20,9 @@ from densecal.io.images import alpha_levels, grey_levels, open_image, write_png
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.map_values import check_values, to_probabilities
 from densecal.io.outputs import NPY_HEADERS, software
+from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader, other_suffixes
+from densecal.io.readers.stack import open_stack
 from densecal.io.suffixes import MASK_SUFFIXES
 
 FORMATS = ("png16", "png8", "npy")
@@ -54,12 +57,15 @@ class StoredMap:
 
 
 def read_map(
-    path: Path, classes: int | None = None, max_pixels: int = MAX_PIXELS, options: MapOptions = AS_STORED
+    path: Path | tuple[Path, ...],
+    classes: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    options: MapOptions = AS_STORED,
 ) -> Array:
     """Read a prediction map.
 
     Args:
-        path: An image (8- or 16-bit grey, float TIFF), an array or a volume, in any format with a reader.
+        path: A file in any format with a reader, an image (8- or 16-bit grey, float TIFF), or a file for every class.
         classes: Expected number of classes; ``None`` or 1 for a foreground probability.
         max_pixels: Refuse larger maps.
         options: How the map is stored.
@@ -69,13 +75,13 @@ def read_map(
     """
     stored = read_stored_map(path, classes, max_pixels, options)
     if stored.void is not None:
-        raise InputError(path, "pixels without data", "a value in every pixel")
+        raise InputError(path if isinstance(path, Path) else path[0], "pixels without data", "a value in every pixel")
     several = classes not in (None, 1)
     return to_probabilities(stored.values, several) if options.logits else stored.values
 
 
 def read_stored_map(
-    path: Path,
+    source: Path | tuple[Path, ...],
     classes: int | None,
     max_pixels: int,
     options: MapOptions,
@@ -84,21 +90,26 @@ def read_stored_map(
     """Read a prediction map as `read_map` does, but return logits as they are, in float64.
 
     Args:
-        path: The file.
+        source: The file, or a file for every class.
         classes: Expected number of classes.
         max_pixels: Refuse larger maps.
         options: How the map is stored.
         space: Axes of space, 2 or 3, where the mask says it.
     """
-    name = str(path)
+    paths = (source,) if isinstance(source, Path) else source
+    path, name = paths[0], str(paths[0])
     several = classes not in (None, 1)
     void, geometry = None, None
-    if (reader := find_reader(path)) is not None:
-        with reader(path, options.key, max_pixels * max(classes or 1, 1)) as stored:
-            axes = find_axes(stored, name, classes, options, space)
-            array = axes.read(stored)
-            void = axes.read_void(stored)
+    channels = classes if options.channel is None else options.channel.of
+    index = None if options.channel is None else options.channel.index
+    if len(paths) > 1 or find_reader(path) is not None:
+        with _open(paths, options.key, max_pixels * max(channels or 1, 1)) as stored:
+            axes = find_axes(stored, name, channels, options, space)
+            array = axes.read(stored, channel=index)
+            void = axes.read_void(stored, channel=index)
             geometry = axes.geometry(stored)
+    elif channels not in (None, classes, 1):
+        raise InputError(name, "a picture of one channel", f"{channels} channels, one per region")
     else:
         with open_image(path, name, max_pixels, "one grey picture, one probability per pixel") as image:
             if alpha_levels(image) is not None:
@@ -115,6 +126,14 @@ def read_stored_map(
             array = np.array(array)
             array[..., void] = array[..., ~void][..., :1]
     return StoredMap(check_values(array, name, options, several), void, geometry)
+
+
+def _open(paths: tuple[Path, ...], key: str | None, max_values: int) -> AbstractContextManager[LazyArray]:
+    if len(paths) > 1:
+        return open_stack(paths, key, max_values)
+    reader = find_reader(paths[0])
+    assert reader is not None
+    return reader(paths[0], key, max_values)
 
 
 def write_map(

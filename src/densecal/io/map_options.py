@@ -1,4 +1,4 @@
-"""How maps are stored, where their files do not say it."""
+"""How maps and masks are stored, where their files do not say it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import math
 from dataclasses import dataclass
 
 from densecal.errors import InputError
+from densecal.io.relabel import Relabel
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One channel of maps that hold a probability for each of several regions, which may overlap.
+
+    Attributes:
+        index: Which.
+        of: How many there are.
+    """
+
+    index: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,11 @@ class MapOptions:
         strip_suffix: Ends of file stems that are left out when maps and masks are matched.
         normalise: Scores of K classes are divided by their sum.
         axes: Order of the axes of space in arrays of volumes, ``zyx`` or ``xyz``, where the format does not say it.
+        layout: The tools that laid out the folders, with commas, or ``auto``, or ``plain`` for none.
+        multilabel: Maps hold K probabilities per pixel, each of a region of its own.
+        region: The name of the region to read, of several.
+        channel: The channel of that region; layouts set it.
+        relabel: What the labels in masks mean; layouts set it.
     """
 
     logits: bool = False
@@ -29,6 +48,11 @@ class MapOptions:
     strip_suffix: tuple[str, ...] = ()
     normalise: bool = False
     axes: str | None = None
+    layout: str = "auto"
+    multilabel: bool = False
+    region: str | None = None
+    channel: Channel | None = None
+    relabel: Relabel | None = None
 
     def __post_init__(self) -> None:
         if self.max_value is not None and not (math.isfinite(self.max_value) and self.max_value > 0):

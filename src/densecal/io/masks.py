@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
@@ -112,7 +112,11 @@ def read_foreground(
         max_pixels: Refuse larger masks.
         options: The order of axes, where the format does not say it.
     """
-    if _has_reader(source):
+    if options.relabel is not None:
+        labels = _read_label_levels(source, name, max_pixels, options)
+        levels = options.relabel(labels.levels, name)
+        return _stored_foreground(replace(labels, levels=levels), name, ignore_index)
+    if _has_reader(source) or (options.channel is not None and isinstance(source, Path)):
         return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
@@ -151,18 +155,22 @@ def read_label_mask(
     Raises:
         InputError: A label is neither a class nor void.
     """
+    stored = _read_label_levels(source, name, max_pixels, options)
+    labels = stored.levels if options.relabel is None else options.relabel(stored.levels, name)
+    if stored.void is not None:
+        if ignore_index is None:
+            raise InputError(name, "pixels without data", "--ignore-index, the label of void pixels")
+        labels = np.where(stored.void, np.uint8(ignore_index), labels)
+    check_labels(labels, name, classes, ignore_index)
+    return LabelMask(labels, stored.geometry)
+
+
+def _read_label_levels(source: Path | BinaryIO, name: str, max_pixels: int, options: MapOptions) -> StoredMask:
+    """Read labels as they are stored."""
     if _has_reader(source):
-        stored = read_stored_mask(source, name, max_pixels, options)
-        labels = stored.levels
-        if stored.void is not None:
-            if ignore_index is None:
-                raise InputError(name, "pixels without data", "--ignore-index, the label of void pixels")
-            labels = np.where(stored.void, np.uint8(ignore_index), labels)
-        mask = LabelMask(labels, stored.geometry)
-    else:
-        mask = LabelMask(read_mask(source, name, classes, max_pixels))
-    check_labels(mask.labels, name, classes, ignore_index)
-    return mask
+        return read_stored_mask(source, name, max_pixels, options)
+    with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
+        return StoredMask(_label_indices(image, name), None, None)
 
 
 def check_labels(labels: Levels, name: str, classes: int, ignore_index: int | None) -> None:
@@ -237,7 +245,7 @@ class StoredMask:
 
 
 def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions = AS_STORED) -> StoredMask:
-    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255.
+    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255; of one region, its channel.
 
     Args:
         path: The file.
@@ -246,11 +254,16 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         options: The order of axes, where the format does not say it.
     """
     reader = find_reader(path)
-    assert reader is not None
-    with reader(path, None, max_pixels) as stored:
-        space = _axes_of_space(stored)
-        axes = find_axes(stored, name, None, MapOptions(axes=options.axes), space)
-        array, void, geometry = axes.read(stored), axes.read_void(stored), axes.geometry(stored)
+    channel = options.channel if options.relabel is None else None
+    if reader is None:
+        raise InputError(name, "a picture of one channel", "a mask with a channel per region, or dataset.json")
+    regions = 1 if channel is None else channel.of
+    with reader(path, None, max_pixels * regions) as stored:
+        space = _axes_of_space(stored, regions > 1)
+        axes = find_axes(stored, name, regions, replace(AS_STORED, axes=options.axes), space)
+        index = None if channel is None else channel.index
+        array, void = axes.read(stored, channel=index), axes.read_void(stored, channel=index)
+        geometry = axes.geometry(stored)
     levels = array.astype(np.uint8)
     with np.errstate(invalid="ignore"):
         differs = levels != array
@@ -263,9 +276,10 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
     return StoredMask(levels, void, geometry)
 
 
-def _axes_of_space(stored: LazyArray) -> int:
+def _axes_of_space(stored: LazyArray, several: bool) -> int:
     """Return how many axes of space a mask has; one of a single slice is a picture."""
-    lengths = [length for axis, length in enumerate(stored.shape) if axis != stored.channels]
+    channels = 0 if several and stored.channels is None else stored.channels
+    lengths = [length for axis, length in enumerate(stored.shape) if axis != channels]
     return 3 if len(lengths) >= 3 and lengths[-3] > 1 else 2
 
 

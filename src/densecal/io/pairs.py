@@ -24,11 +24,24 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """A prediction map and its mask; without a mask, every pixel is background."""
+    """A prediction map and its mask; without a mask, every pixel is background.
+
+    Attributes:
+        stem: What the image is called.
+        prediction: The map.
+        mask: The mask.
+        parts: The files of a map that has one per class, the first of which is ``prediction``; empty for other maps.
+    """
 
     stem: str
     prediction: Path
     mask: Path | None
+    parts: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files of the map."""
+        return self.parts or (self.prediction,)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def read_foreground_pair(
         options: How the map is stored.
     """
     if pair.mask is None:
-        stored = read_stored_map(pair.prediction, None, max_pixels, options)
+        stored = read_stored_map(pair.files, None, max_pixels, options)
         values = to_probabilities(stored.values, False) if options.logits else stored.values
         return ForegroundPair(values, ForegroundMask(np.zeros(values.shape, bool), stored.void), False, stored.geometry)
     mask = read_foreground(pair.mask, str(pair.mask), ignore_index, max_pixels, options)
@@ -132,7 +145,7 @@ def read_class_pair(
 
 def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:
     """Read a map, and refuse one that lies elsewhere than its mask, or may."""
-    stored = read_stored_map(pair.prediction, classes, max_pixels, options, len(truth.shape))
+    stored = read_stored_map(pair.files, classes, max_pixels, options, len(truth.shape))
     shape = stored.values.shape[-len(truth.shape) :]
     check_order(str(pair.prediction), Frame(shape, stored.geometry), truth, options)
     check_order(str(pair.mask), truth, Frame(shape, stored.geometry), options)
@@ -180,4 +193,4 @@ def _neighbours(side: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 def pair_files(pairs: Iterable[Pair]) -> Iterator[Path]:
     """Yield the files of pairs."""
     for pair in pairs:
-        yield from (pair.prediction,) if pair.mask is None else (pair.prediction, pair.mask)
+        yield from pair.files if pair.mask is None else (*pair.files, pair.mask)

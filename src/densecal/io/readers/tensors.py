@@ -55,13 +55,18 @@ def _from_bfloat16(values: NDArray[Any]) -> NDArray[np.float32]:
 @contextmanager
 def open_torch(path: Path, key: str | None, max_values: int) -> Iterator[StoredArray]:
     """Open a tensor that `torch.save` wrote, alone or in dictionaries; a dot separates the names of a path to it."""
-    from densecal.io.torch_files import read_torch_file
-
     with readable(str(path), "a file of torch.save"):
-        tensors = dict(_tensors(read_torch_file(path), ""))
+        tensors = tensors_of(path)
         tensor = tensors[choose_array(list(tensors), str(path), key, "a file")]
         check_size(tensor.shape, str(path), max_values)
         yield StoredArray((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+
+
+def tensors_of(path: Path) -> dict[str, Any]:
+    """Return the tensors that `torch.save` wrote, by the names on the path to each, with dots."""
+    from densecal.io.torch_files import read_torch_file
+
+    return dict(_tensors(read_torch_file(path), ""))
 
 
 def _tensors(content: Any, name: str) -> Iterator[tuple[str, Any]]:

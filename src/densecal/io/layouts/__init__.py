@@ -1,0 +1,1 @@
+"""The folders of other tools: which files belong together, and how they are read. One file per tool."""

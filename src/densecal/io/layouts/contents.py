@@ -1,0 +1,114 @@
+"""What layouts look at in the first file of a folder: names of arrays, shape, and what the values can mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from densecal.errors import InputError
+from densecal.io import MAX_PIXELS, SUM_TOLERANCE
+from densecal.io.archives import Archive
+from densecal.io.folders import files_in
+from densecal.io.map_options import MapOptions
+from densecal.io.readers.registry import find_reader
+from densecal.io.readers.stored import readable
+from densecal.io.readers.tensors import tensors_of
+from densecal.io.suffixes import stem_of, suffix_of
+from densecal.io.urls import is_folder, open_bytes
+
+_MAX_HEADER = 1 << 24
+_MAX_VALUES = 16 * MAX_PIXELS
+
+
+def by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of a folder that have one of the suffixes, by stem; none where there is no folder."""
+    return {stem_of(path): path for path in files_in(folder, suffixes)} if is_folder(folder) else {}
+
+
+def array_names(path: Path) -> list[str]:
+    """List the names of the arrays in a file; none for formats without names."""
+    suffix = suffix_of(path)
+    if suffix == ".npz":
+        with readable(str(path), "a .npz array"), Archive(path, "a .npz array") as archive:
+            names = [member.filename for member in archive.members]
+        return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
+    if suffix == ".safetensors":
+        with readable(str(path), "a file of safetensors"), open_bytes(path) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _MAX_HEADER)))
+            return [name for name in header if name != "__metadata__"]
+    if suffix == ".pt":
+        with readable(str(path), "a file of torch.save"):
+            return list(tensors_of(path))
+    return []
+
+
+def class_axis_length(path: Path, options: MapOptions) -> int:
+    """Return how many classes a file has, by its shape: (K, H, W), or (1, K, H, W), or a channel axis of its format.
+
+    Raises:
+        InputError: It has another number of axes.
+    """
+    shape, channels = _shape(path, options.key)
+    if channels is not None:
+        return shape[channels]
+    if options.channels_last:
+        return shape[-1]
+    kept = list(shape)
+    while len(kept) > 3 and kept[0] == 1:
+        kept.pop(0)
+    if len(kept) == 2:
+        return 1
+    if len(kept) != 3:
+        raise InputError(path, f"an array of shape {shape}", "(K, H, W), one score per class; --format plain otherwise")
+    return kept[0]
+
+
+def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> tuple[MapOptions, str]:
+    """Return the options that say what the values of a file mean, if only one meaning is possible, and that meaning.
+
+    Args:
+        path: The first file of the folder.
+        options: Those given, which are not doubted.
+        classes: K.
+        doubt: What else values of 0 or more may be.
+
+    Raises:
+        InputError: Two meanings are possible.
+    """
+    if options.logits or options.normalise or options.max_value is not None:
+        return options, "logits" if options.logits else "scores"
+    reader = find_reader(path)
+    assert reader is not None
+    with reader(path, options.key, _MAX_VALUES) as stored:
+        values = stored.read()
+        axis = stored.channels
+    if values.size == 0 or not np.issubdtype(values.dtype, np.floating):
+        raise InputError(path, f"values of type {values.dtype}", "scores, which are floats")
+    if values.min() < 0.0:
+        return replace(options, logits=True), "logits"
+    if values.max() <= 1.0 + 1e-6:
+        if classes == 1:
+            return options, "probabilities"
+        if axis is None:
+            axis = values.ndim - 1 if options.channels_last else values.ndim - 3
+        if np.abs(values.sum(axis=axis, dtype=np.float64) - 1.0).max() <= SUM_TOLERANCE:
+            return options, "probabilities"
+    raise InputError(path, "scores without a negative value", f"--logits if they are logits, {doubt}")
+
+
+def _shape(path: Path, key: str | None) -> tuple[tuple[int, ...], int | None]:
+    reader = find_reader(path)
+    assert reader is not None
+    with reader(path, key, _MAX_VALUES) as stored:
+        return stored.shape, stored.channels
+
+
+def choose_key(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """Return the first of the known names that a file has."""
+    present = set(names)
+    return next((name for name in known if name in present), None)

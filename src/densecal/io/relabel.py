@@ -1,0 +1,56 @@
+"""What the labels in masks mean to an evaluation: classes in another order, a region of several labels, void."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from densecal.errors import InputError
+
+_REFUSED = -1
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """A table of labels.
+
+    Attributes:
+        table: The new label of each of the labels 0 to 255; -1 for labels that must not occur.
+        source: Whose labels they are, for errors.
+    """
+
+    table: tuple[int, ...]
+    source: str
+
+    def __call__(self, labels: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
+        """Return the new labels.
+
+        Raises:
+            InputError: A label must not occur.
+        """
+        counts = np.bincount(labels.reshape(-1), minlength=256)
+        unknown = [label for label, new in enumerate(self.table) if new == _REFUSED and counts[label]]
+        if unknown:
+            known = [label for label, new in enumerate(self.table) if new != _REFUSED]
+            expected = f"{_ranges(known)}, the labels of {self.source}; --format plain reads labels as they are"
+            raise InputError(name, f"label {unknown[0]}", expected)
+        return np.array(self.table, np.int16).astype(np.uint8)[labels]
+
+
+def relabel(new: Mapping[int, int], source: str) -> Relabel:
+    """Return the table that gives labels new values and refuses all others."""
+    return Relabel(tuple(new.get(label, _REFUSED) for label in range(256)), source)
+
+
+def _ranges(labels: Iterable[int]) -> str:
+    """Return labels as text, such as `0 to 18, 255`."""
+    runs: list[list[int]] = []
+    for label in labels:
+        if runs and label == runs[-1][1] + 1:
+            runs[-1][1] = label
+        else:
+            runs.append([label, label])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
