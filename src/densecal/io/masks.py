@@ -26,6 +26,7 @@ from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
 from densecal.io.readers.tiff import is_geotiff
+from densecal.io.relabel import Relabel
 from densecal.io.suffixes import IMAGE_SUFFIXES, suffix_of
 
 VOID = 255
@@ -114,7 +115,7 @@ def read_foreground(
     """
     if options.relabel is not None:
         labels = _read_label_levels(source, name, max_pixels, options)
-        levels = options.relabel(labels.levels, name)
+        levels = _relabel(labels.levels, options.relabel, name)
         return _stored_foreground(replace(labels, levels=levels), name, ignore_index)
     if _has_reader(source) or (options.channel is not None and isinstance(source, Path)):
         return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
@@ -156,13 +157,19 @@ def read_label_mask(
         InputError: A label is neither a class nor void.
     """
     stored = _read_label_levels(source, name, max_pixels, options)
-    labels = stored.levels if options.relabel is None else options.relabel(stored.levels, name)
+    labels = stored.levels if options.relabel is None else _relabel(stored.levels, options.relabel, name)
     if stored.void is not None:
         if ignore_index is None:
             raise InputError(name, "pixels without data", "--ignore-index, the label of void pixels")
         labels = np.where(stored.void, np.uint8(ignore_index), labels)
     check_labels(labels, name, classes, ignore_index)
     return LabelMask(labels, stored.geometry)
+
+
+def _relabel(labels: Levels, new: Relabel, name: str) -> Levels:
+    """Return labels by their new values."""
+    new.check(np.flatnonzero(np.bincount(labels.reshape(-1), minlength=256)).tolist(), name)
+    return np.array(new.table, np.int16).astype(np.uint8)[labels]
 
 
 def _read_label_levels(source: Path | BinaryIO, name: str, max_pixels: int, options: MapOptions) -> StoredMask:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from densecal.errors import InputError
 
-_REFUSED = -1
+REFUSED = -1
 
 
 @dataclass(frozen=True)
@@ -25,24 +22,23 @@ class Relabel:
     table: tuple[int, ...]
     source: str
 
-    def __call__(self, labels: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-        """Return the new labels.
+    def check(self, present: Iterable[int], name: str) -> None:
+        """Refuse labels that must not occur.
 
-        Raises:
-            InputError: A label must not occur.
+        Args:
+            present: Labels in a mask.
+            name: What errors call the mask.
         """
-        counts = np.bincount(labels.reshape(-1), minlength=256)
-        unknown = [label for label, new in enumerate(self.table) if new == _REFUSED and counts[label]]
+        unknown = [label for label in present if self.table[label] == REFUSED]
         if unknown:
-            known = [label for label, new in enumerate(self.table) if new != _REFUSED]
+            known = [label for label, new in enumerate(self.table) if new != REFUSED]
             expected = f"{_ranges(known)}, the labels of {self.source}; --format plain reads labels as they are"
             raise InputError(name, f"label {unknown[0]}", expected)
-        return np.array(self.table, np.int16).astype(np.uint8)[labels]
 
 
 def relabel(new: Mapping[int, int], source: str) -> Relabel:
     """Return the table that gives labels new values and refuses all others."""
-    return Relabel(tuple(new.get(label, _REFUSED) for label in range(256)), source)
+    return Relabel(tuple(new.get(label, REFUSED) for label in range(256)), source)
 
 
 def _ranges(labels: Iterable[int]) -> str:
