@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from densecal.data.layouts import find_layout
+from densecal.data.layouts import MASK_FOLDERS, find_layout, plain
 from densecal.data.sources import find_files
 from densecal.errors import InputError
 from densecal.io.folders import files_in, folders_in, is_image_name, subfolder_hint
@@ -192,11 +192,17 @@ def find_masks(masks: Path, strip: tuple[str, ...] = ()) -> dict[str, Path]:
     if masks.suffix.lower() == ".zip" or (is_image_name(masks.name) and not is_folder(masks)):
         raise InputError(masks, "a file", f"{_MASKS}: unpack an archive, put a single file into a folder")
     if is_folder(masks) and find_layout(masks) is None:
-        return _by_stem(masks, MASK_SUFFIXES, "mask", strip)
+        return _by_stem(_folder_of_masks(masks), MASK_SUFFIXES, "mask", strip)
     files = find_files(masks)
     if not files.masks:
         raise InputError(masks, "images without masks", _MASKS)
     return _unique(((_strip(name, strip), location.path) for name, location in files.masks.items()), "mask")
+
+
+def _folder_of_masks(folder: Path) -> Path:
+    """Return the only folder inside with a usual name, such as `Mask`, where a folder holds no masks itself."""
+    inner = [path for path in folders_in(folder) if plain(path.name) in MASK_FOLDERS]
+    return inner[0] if len(inner) == 1 and not files_in(folder, MASK_SUFFIXES) else folder
 
 
 def find_comparisons(
@@ -210,15 +216,11 @@ def find_comparisons(
     check_folder(predictions, "a folder of prediction maps")
     if not exists(masks):
         raise InputError(masks, "no such folder", _MASKS)
-    if (
-        files_in(predictions, map_suffixes())
-        or not folders_in(predictions)
-        or any(found.maps is not None for found in find_layouts(Folders(predictions, masks, options)))
-    ):
+    if not folders_in(predictions) or _holds_maps(predictions, masks, options):
         return [(predictions.resolve().name, dataset_name(masks), predictions, masks)]
     comparisons = []
     for method in folders_in(predictions):
-        if files_in(method, map_suffixes()):
+        if _holds_maps(method, masks, options):
             comparisons.append((method.name, dataset_name(masks), method, masks))
             continue
         for dataset in folders_in(method):
@@ -231,6 +233,18 @@ def find_comparisons(
     if not comparisons:
         raise InputError(predictions, "no prediction maps", "maps, METHOD/ folders or METHOD/DATASET/ folders")
     return comparisons
+
+
+def _holds_maps(folder: Path, masks: Path, options: MapOptions) -> bool:
+    """Return whether a folder holds maps, side by side or in folders of a layout."""
+    if files_in(folder, map_suffixes()):
+        return True
+    try:
+        return any(found.maps is not None for found in find_layouts(Folders(folder, masks, options)))
+    except InputError:
+        if options.layout == "auto":
+            raise
+        return False  # the layout that --format names may be that of the folders inside
 
 
 def check_folder(folder: Path, expected: str) -> None:

@@ -122,7 +122,7 @@ def _check_probabilities(array: Array, name: str, several: bool) -> Array:
     if low < 0.0 or high > 1.0:
         array = array.clip(0.0, 1.0)
     if several and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
-        expected = "softmax probabilities; --logits for logits, --normalise for scores"
+        expected = "softmax probabilities; --logits for logits, --normalise for scores, --multilabel for sigmoids"
         raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", expected)
     return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from densecal.io import MAX_PIXELS, SUM_TOLERANCE
 from densecal.io.archives import Archive
 from densecal.io.folders import files_in
 from densecal.io.map_options import MapOptions
+from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
 from densecal.io.readers.stored import readable
 from densecal.io.readers.tensors import tensors_of
@@ -53,7 +56,8 @@ def class_axis_length(path: Path, options: MapOptions) -> int:
     Raises:
         InputError: It has another number of axes.
     """
-    shape, channels = _shape(path, options.key)
+    with _open(path, options.key) as stored:
+        shape, channels = stored.shape, stored.channels
     if channels is not None:
         return shape[channels]
     if options.channels_last:
@@ -82,9 +86,7 @@ def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> t
     """
     if options.logits or options.normalise or options.max_value is not None:
         return options, "logits" if options.logits else "scores"
-    reader = find_reader(path)
-    assert reader is not None
-    with reader(path, options.key, _MAX_VALUES) as stored:
+    with _open(path, options.key) as stored:
         values = stored.read()
         axis = stored.channels
     if values.size == 0 or not np.issubdtype(values.dtype, np.floating):
@@ -92,7 +94,7 @@ def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> t
     if values.min() < 0.0:
         return replace(options, logits=True), "logits"
     if values.max() <= 1.0 + 1e-6:
-        if classes == 1:
+        if classes == 1 or options.multilabel:
             return options, "probabilities"
         if axis is None:
             axis = values.ndim - 1 if options.channels_last else values.ndim - 3
@@ -101,11 +103,16 @@ def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> t
     raise InputError(path, "scores without a negative value", f"--logits if they are logits, {doubt}")
 
 
-def _shape(path: Path, key: str | None) -> tuple[tuple[int, ...], int | None]:
+def dtype_of(path: Path) -> np.dtype[Any]:
+    """Return the type of the values of a file."""
+    with _open(path, None) as stored:
+        return stored.dtype
+
+
+def _open(path: Path, key: str | None) -> AbstractContextManager[LazyArray]:
     reader = find_reader(path)
     assert reader is not None
-    with reader(path, key, _MAX_VALUES) as stored:
-        return stored.shape, stored.channels
+    return reader(path, key, _MAX_VALUES)
 
 
 def choose_key(names: Iterable[str], known: Sequence[str]) -> str | None:

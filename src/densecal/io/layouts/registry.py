@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from densecal.errors import InputError
+from densecal.io.layouts.label_pngs import ADE20K, COCO_STUFF, VOC
+from densecal.io.layouts.monai import MONAI
 from densecal.io.layouts.nnunet import NNUNET
 from densecal.io.layouts.protocol import Folders, Found, Layout
+from densecal.io.layouts.rasters import CLASS_FILES, TERRATORCH
+from densecal.io.layouts.road_scenes import CITYSCAPES
+from densecal.io.layouts.scores import MMSEG, TRANSFORMERS
 
-LAYOUTS: tuple[Layout, ...] = (NNUNET,)
+LAYOUTS: tuple[Layout, ...] = (
+    NNUNET, MONAI, TRANSFORMERS, MMSEG, TERRATORCH, CLASS_FILES, CITYSCAPES, ADE20K, COCO_STUFF, VOC,
+)  # fmt: skip
 AUTO, PLAIN = "auto", "plain"
 
 
