@@ -16,6 +16,7 @@ from densecal.errors import InputError
 from densecal.io.layouts.label_pngs import _COCO_MISSING
 from densecal.io.layouts.registry import LAYOUTS, layout_names
 from densecal.io.layouts.road_scenes import IDS
+from densecal.io.map_files import read_map
 from densecal.io.map_options import MapOptions
 from densecal.io.pairs import read_class_pair
 from tests.adversarial.common import densecal
@@ -207,7 +208,7 @@ def test_calibrators_take_folders_of_tools(tmp_path):
         tmp_path, "calibrate", "apply", "cal.json", "monai-out", "--out", "new", "--format", "monai"
     )
     assert code == 0, errors
-    assert np.load(tmp_path / "new" / "x.npy").shape == (3, 3, 4, 5)
+    assert read_map(tmp_path / "new" / "x.nii.gz", 3).shape == (3, 3, 4, 5)
 
 
 def test_a_region_is_calibrated_like_a_foreground_map(tmp_path):
