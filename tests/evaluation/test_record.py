@@ -10,7 +10,7 @@ import pytest
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, RiskCoverage
-from densecal.evaluation.measures import Consistency, Region, SmoothDiagram
+from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram
 from densecal.evaluation.record import (
     SCHEMA,
     Calibration,
@@ -64,6 +64,7 @@ def full_record() -> Record:
             Consistency((0.0, 0.25), (0.5, 1.0), 0.01, 0.02, 0.5),
         ),
         regions=(Region("small_objects", 2, 50, {"ece_ew": 0.25}, {"ece_ew": (0.125, 0.5)}, 10.5, 20.0),),
+        costs=(ExpectedCost(5.0, 1.0, 0.125, 0.25, 0.5, 0.125, 0.5, 0.75, 1.0, (0.125, 0.5)),),
         settings=RecordSettings(2, 3, 255),
         thresholds=Thresholds((3, 2), (1, 0), 3, 4),
         curves=SegmentationCurves((0.5,), (0.5,), (0.5,), (0.5,)),

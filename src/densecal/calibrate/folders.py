@@ -23,6 +23,7 @@ from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground
 from densecal.io.row_chunks import row_chunks
 from densecal.io.urls import fetch_ahead
 from densecal.io.volume_files import volume_kind, write_volume
+from densecal.metrics.flips import count_flips, flip_rate
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
@@ -132,6 +133,21 @@ def count_logits(pairs: list[Pair], void: int | None, maps: MapOptions) -> Logit
     return histogram
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What applying a calibrator did.
+
+    Attributes:
+        maps: Maps written.
+        flip_rate: Share of the pixels whose decision changed: foreground or not, or which class.
+        flip_ci: Its 95 % interval; NaN with one map.
+    """
+
+    maps: int
+    flip_rate: float
+    flip_ci: tuple[float, float]
+
+
 def apply(
     calibrator: Calibrator,
     predictions: Path,
@@ -141,7 +157,7 @@ def apply(
     reads: Iterable[Path] = (),
     force: bool = False,
     options: MapOptions = AS_STORED,
-) -> int:
+) -> Applied:
     """Write the calibrated maps of a folder of maps.
 
     8- and 16-bit maps become 16-bit PNG, because 8 bits would round what was calibrated; float maps become ``.npy``.
@@ -158,7 +174,7 @@ def apply(
         options: How the maps are stored.
 
     Returns:
-        Number of maps written.
+        Number of maps written, and the share of decisions that changed.
     """
     check_output_folder(out, [predictions, images])
     plan = _one_plan(predictions, None, options, calibrator.num_classes)
@@ -170,6 +186,7 @@ def apply(
     inputs = chain(pair_files(maps), () if source is None else source.files(), reads)
     targets = [target for pair in maps for target in _targets(out, pair)]
     check_outputs("calibrate apply", targets, inputs, force)
+    flips = []
     for pair in track(_ahead(maps), "Calibrating", progress, len(maps)):
         prediction = read_map(pair.files, calibrator.num_classes, options=options)
         space = prediction.ndim - (calibrator.num_classes > 1)
@@ -178,8 +195,9 @@ def apply(
         photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
         p = _calibrate(calibrator, _as_picture(prediction, space), photograph)
         p = p.reshape(len(p), *prediction.shape[-space:])
+        flips.append(count_flips(prediction, p[0] if calibrator.num_classes == 1 else p, space))
         _write(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, pair.prediction, space)
-    return len(maps)
+    return Applied(len(maps), *flip_rate(np.array(flips)))
 
 
 def _targets(out: Path, pair: Pair) -> list[tuple[Path, str]]:

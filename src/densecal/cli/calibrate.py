@@ -172,8 +172,10 @@ def calibrate_apply(
     loaded = posthoc.load(calibrator)
     maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     with progress_bar() as report:
-        count = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
-    print_line(f"{out}: {count:,} maps")
+        applied = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
+    low, high = applied.flip_ci
+    interval = "" if math.isnan(low) else f" (95 % interval {100 * low:.3f} to {100 * high:.3f})"
+    print_line(f"{out}: {applied.maps:,} maps; {100 * applied.flip_rate:.3f} % of decisions changed{interval}")
 
 
 @app.command("risk-control")

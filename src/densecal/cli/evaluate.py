@@ -24,6 +24,7 @@ from densecal.cli.common import (
     read_groups,
     tell_layouts,
 )
+from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.cli.map_options import (
     Axes,
@@ -104,6 +105,8 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Folder of maps of images without foreground (of METHOD/ folders); may be repeated."),
     ] = None,
+    cost_miss: CostMiss = None,
+    cost_alarm: CostAlarm = None,
     partial: Annotated[
         Path | None,
         typer.Option(help="Write the sums of these images, in place of figures, to FILE.sketch for densecal merge."),
@@ -129,6 +132,8 @@ def evaluate(
 
     * `densecal evaluate maps/ masks/ --ood maps-of-textures/`
 
+    * `densecal evaluate maps/ masks/ --cost-miss 5 --cost-alarm 1` for the threshold that costs least
+
     * `densecal evaluate maps/ masks/ --groups 'patient[0-9]+'` with names such as patient07-slice12
 
     * `densecal evaluate maps-07/ masks-07/ --partial part-07.sketch`, and at the end `densecal merge part-*.sketch`
@@ -143,8 +148,9 @@ def evaluate(
     names = _class_names(class_names, classes)
     maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     settings = Settings(
-        bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps, tolerance
-    )
+        bins, metrics is Metrics.full, classes, ignore_index, max_pixels, bool(ood), names, maps, tolerance,
+        prices_of(cost_miss, cost_alarm),
+    )  # fmt: skip
     if not 0 < tolerance < math.inf:
         raise InputError("--tolerance", f"{tolerance:g}", "a distance above 0")
     if is_run(predictions):

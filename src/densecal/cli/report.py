@@ -9,6 +9,7 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import Force, check_targets, print_line, print_note, progress_bar, tell_unfinished
+from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.errors import InputError
 from densecal.runtime.cores import cores
 
@@ -23,6 +24,8 @@ def report(
     masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
     images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="Images per evaluation in the gallery.")] = 24,
+    cost_miss: CostMiss = None,
+    cost_alarm: CostAlarm = None,
     force: Force = False,
 ) -> None:
     """Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.
@@ -37,7 +40,10 @@ def report(
     * `densecal report scores.json --out report.html`
 
     * `densecal report scores.json --predictions maps/ --masks masks/ --images photos/ --out report.html`
+
+    * `densecal report scores.json --cost-miss 5 --cost-alarm 1 --out report.html`
     """
+    prices = prices_of(cost_miss, cost_alarm)
     if (predictions is None) != (masks is None) or (images is not None and predictions is None):
         raise InputError("--predictions, --masks, --images", "only some of them", "maps and masks together, or none")
     check_targets(out)
@@ -45,6 +51,7 @@ def report(
     from densecal.report.collect import collect
     from densecal.report.gallery import Folders
     from densecal.report.inputs import files_read
+    from densecal.report.measure_sections import with_costs
     from densecal.report.page import write_page
 
     tell_unfinished(*paths)
@@ -52,6 +59,8 @@ def report(
     check_outputs("report", [(out, "html")], files_read(paths, folders), force)
     with progress_bar(keep=True) as show:
         page = collect(paths, folders, examples, cores(), show)
+    if prices is not None:
+        page.records = with_costs(page.records, prices)
     size = write_page(page, out)
     for note in page.notes:
         print_note(f"note: {note}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from densecal.io.atomic import write_atomically
 from densecal.io.containers import EACH, Container, pack
 from densecal.io.map_options import MapOptions
 from densecal.metrics.cases import AGGREGATIONS, COLUMNS
+from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
 from densecal.metrics.regions import ZONES
@@ -95,7 +96,11 @@ def pack_partial(part: Partial) -> bytes:
     if total.settings.entropy:
         arrays["entropy/histogram"] = total.entropy.histogram
         arrays[f"{EACH}entropy"] = np.array(total.entropy.images, np.float64)
+    prices = total.settings.prices
+    if prices is not None:
+        arrays[f"{EACH}errors"] = np.array(total.errors, np.float64).reshape(-1, _classes(total.settings), 2)
     header = {
+        "prices": None if prices is None else [prices.miss, prices.false_alarm],
         "name": part.name,
         "dataset": part.dataset,
         "settings": {name: getattr(total.settings, name) for name in _SETTINGS}
@@ -134,6 +139,8 @@ def read_partial(path: Path) -> Partial:
         classes = 1 if header.settings.binary else header.settings.classes or 1
         total.cases.rows = list(_each(container, "cases", images, (-1, classes, len(COLUMNS)), _MOST))
         total.cases.confidences = list(_each(container, "confidences", images, (-1, 1 + len(AGGREGATIONS)), _MOST))
+        if header.settings.prices is not None:
+            total.errors = list(_each(container, "errors", images, (-1, _classes(header.settings), 2), 1e18))
         if header.settings.full:
             total.sizes = _each(container, "sizes", images, (-1,), np.inf).tolist()
             total.zone_rows = list(_read_zones(container, state["rows"]))
@@ -156,13 +163,25 @@ class _Header:
         given = entry if isinstance(entry, dict) else {}
         try:
             self.name, self.dataset = (_text(given[key]) for key in ("name", "dataset"))
-            self.settings = _settings(given["settings"])
+            self.settings = replace(_settings(given["settings"]), prices=_prices(given.get("prices")))
             counted = given["findings"]
             findings = {field.name: _count(counted.get(field.name, 0)) for field in dataclasses.fields(Findings)}
             self.skipped = in_order(SkippedFile(_text(file), _text(reason)) for file, reason in given["skipped"])
         except (KeyError, TypeError, ValueError) as error:
             raise container.error(f"a header that makes no sense ({error!r})", _EXPECTED) from None
         self.findings = Findings(**findings)
+
+
+def _classes(settings: Settings) -> int:
+    """Return how many classes have counts of errors."""
+    return 1 if settings.binary else settings.classes or 1
+
+
+def _prices(given: Any) -> Prices | None:
+    if given is None:
+        return None
+    miss, false_alarm = given
+    return Prices(float(miss), float(false_alarm))
 
 
 def _text(value: Any) -> str:
@@ -310,7 +329,7 @@ def merge_partials(paths: Sequence[Path], name: str | None = None, dataset: str 
 
 def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial) -> None:
     """Refuse a part whose figures cannot be added to those of the first."""
-    for key in _SETTINGS:
+    for key in (*_SETTINGS, "prices"):
         own, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
         if own != expected:
             raise InputError(path, f"{key} {own}", f"{key} {expected}, as in {first_path}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases
-from densecal.evaluation.measures import Consistency, Interval, Region, SmoothDiagram
+from densecal.evaluation.measures import Consistency, ExpectedCost, Interval, Region, SmoothDiagram
 from densecal.metrics.class_tables import ClassFigures
 
 SCHEMA = 2
@@ -273,6 +273,7 @@ class Record:
         sizes: Calibration by the size of the foreground; foreground maps only.
         cases: Scores of cases, and whether confidence finds those that fail.
         regions: Figures near boundaries and far from them, and of images with small objects, or that are hard.
+        costs: What acting on the foreground costs, or on each class, at given prices of errors.
     """
 
     name: str
@@ -299,6 +300,7 @@ class Record:
     sizes: tuple[SizeGroup, ...] = ()
     cases: Cases | None = None
     regions: tuple[Region, ...] = ()
+    costs: tuple[ExpectedCost, ...] = ()
 
     def figure(self, section: str, key: str) -> float:
         """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import CaseSums, case_scores
-from densecal.evaluation.measures import Consistency, Region, SmoothDiagram
+from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram, expected_costs
 from densecal.evaluation.record import (
     Calibration,
     ClassCurve,
@@ -65,6 +65,8 @@ class Total:
         """Rows of the boundary zones of every image; none with fast metrics."""
         self.sizes: list[float] = []
         """Mean size of the objects of every image; none with fast metrics."""
+        self.errors: list[NDArray[np.float64]] = []
+        """Misses and false alarms of every image, (classes, 2); none without prices."""
         self.stems: list[str] = []
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
@@ -84,6 +86,7 @@ class Total:
         self.cases.merge(part.cases)
         self.zone_rows += part.zone_rows
         self.sizes += part.sizes
+        self.errors += part.errors
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -112,6 +115,7 @@ class Total:
         self.cases.merge(other.cases)
         self.zone_rows += other.zone_rows
         self.sizes += other.sizes
+        self.errors += other.errors
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -133,6 +137,8 @@ class Total:
         if self.sizes:
             self.zone_rows = [self.zone_rows[i] for i in order]
             self.sizes = [self.sizes[i] for i in order]
+        if self.errors:
+            self.errors = [self.errors[i] for i in order]
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
         return order
@@ -189,6 +195,7 @@ class Total:
             sizes=size_groups(result.rows, self.repair.shares),
             cases=self._cases(groups),
             regions=self._regions(result.rows, groups),
+            costs=self._costs(result, groups),
         )
 
     def _cases(self, groups: Sequence[str] | None) -> Cases | None:
@@ -202,6 +209,15 @@ class Total:
         """Return the figures of every region."""
         zone_rows, sizes = (np.stack(self.zone_rows), np.array(self.sizes)) if self.sizes else (None, None)
         return tuple(map(Region.of, regions(rows, zone_rows, sizes, groups)))
+
+    def _costs(self, result: CalibrationResult, groups: Sequence[str] | None) -> tuple[ExpectedCost, ...]:
+        """Return the costs of acting on the maps, where prices are given."""
+        from densecal.metrics.binned import class_atoms
+
+        if self.settings.prices is None or not self.errors:
+            return ()
+        classes = class_atoms(result.sketch)[1 if self.settings.binary else 0 :]
+        return expected_costs(classes, np.stack(self.errors), result.rows[:, 0], self.settings.prices, groups)
 
     def _label_warnings(self) -> list[str]:
         """Return a warning if all masks of K classes hold one class."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.cases import CaseSums
+from densecal.evaluation.measures import errors_at
 from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
@@ -18,6 +19,7 @@ from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground
 from densecal.io.row_chunks import row_chunks
 from densecal.io.urls import fetch_ahead
 from densecal.metrics.cases import case_confidences, class_row, confusion_rows
+from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
@@ -49,9 +51,11 @@ class Settings:
     """Also measure the entropy of foreground maps."""
     class_names: tuple[str, ...] = ()
     maps: MapOptions = AS_STORED
+    """How the maps are stored."""
     tolerance: float = 1.0
     """Distance in mm up to which surfaces of volumes agree."""
-    """How the maps are stored."""
+    prices: Prices | None = None
+    """What a miss and a false alarm cost."""
 
     @property
     def binary(self) -> bool:
@@ -125,6 +129,8 @@ class Part:
     """Rows of the boundary zones of every image, (zones, 5 + bins); none with fast metrics."""
     sizes: list[float] = field(default_factory=list)
     """Mean size of the objects of every image; none with fast metrics."""
+    errors: list[Array] = field(default_factory=list)
+    """Misses and false alarms of every image, (classes, 2); none without prices."""
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -185,6 +191,8 @@ class _BinaryScorer:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
             middle = None if middle is None else middle[~void]
+        if settings.prices is not None:
+            self.part.errors.append(errors_at(prediction, mask, settings.prices.threshold)[None])
         if pair.mask is not None and mask.size:
             self.part.findings.masks += 1
             self.part.findings.empty_masks += not mask.any()
@@ -294,6 +302,10 @@ class _ClassScorer:
         self.confusion.merge(image)
         self._score_case(predicted, confidence, labels, image, read.spacing)
         self.part.overlaps.append(class_overlap(image))
+        if settings.prices is not None:
+            valid, threshold = labels != self.void, settings.prices.threshold
+            by_class = [errors_at(p[valid], labels[valid] == k, threshold) for k, p in enumerate(prediction)]
+            self.part.errors.append(np.stack(by_class))
         if settings.full:
             valid = labels != self.void
             zones = boundary_zones(labels, valid, read.spacing)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from densecal.evaluation.measures import ExpectedCost
 from densecal.evaluation.record import Record
+from densecal.metrics.cost import Prices
 from densecal.report import measure_tables as tables
 from densecal.report.sections import class_name, has_classes
 from densecal.report.tables import fixed
@@ -55,3 +58,25 @@ def class_rows(records: Sequence[Record]) -> list[list[str]]:
             figures = tables.class_cells(record, k)
             rows.append([class_name(record, k), record.name, record.dataset, *figures, fixed(iou, 3)])
     return rows
+
+
+def cost_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return class, method, data set and costs."""
+    return [
+        [what, record.name, record.dataset, *cells] for record in records for what, cells in tables.cost_rows(record)
+    ]
+
+
+def with_costs(records: Sequence[Record], prices: Prices) -> list[Record]:
+    """Return the records with the costs at these prices, for foreground maps from their counts over thresholds."""
+    priced = []
+    for record in records:
+        costs = tuple(
+            cost for cost in record.costs if (cost.miss, cost.false_alarm) == (prices.miss, prices.false_alarm)
+        )
+        counts = record.thresholds
+        if not costs and counts is not None:
+            pixels = (counts.positives, counts.negatives)
+            costs = (ExpectedCost.of_counts(counts.true_positives, counts.false_positives, pixels, prices),)
+        priced.append(replace(record, costs=costs))
+    return priced

@@ -61,6 +61,31 @@ def class_cells(record: Record, k: int) -> list[str]:
     return [*map(percent, shown), fixed(f.nll, 4), fixed(f.nll_calibration, 4)]
 
 
+COST_HEADS = (
+    "threshold", "cost", "95 % interval", "best threshold", "its cost", "at 0.5", "never acting", "always",
+)  # fmt: skip
+
+
+def cost_rows(record: Record) -> list[tuple[str, list[str]]]:
+    """Return for the foreground or every class what acting on its probability costs per 1,000 pixels."""
+    rows = []
+    for k, cost in enumerate(record.costs):
+        name = class_name(record, k) if has_classes(record) else "foreground"
+        ends = known_interval({"cost": cost.ci} if cost.ci else {}, "cost")
+        amounts = (cost.best_cost, cost.cost_at_half, cost.never, cost.always)
+        best, *others = (fixed(1000 * amount, 3) for amount in amounts)
+        interval = " to ".join(fixed(1000 * end, 3) for end in ends) if ends else ""
+        shown = [fixed(cost.threshold, 3), fixed(1000 * cost.cost, 3), interval, fixed(cost.best_threshold, 3), best]
+        rows.append((name, [*shown, *others]))
+    return rows
+
+
+def prices_line(records: Sequence[Record]) -> str:
+    """Return at which prices the costs are."""
+    cost = next(cost for record in records for cost in record.costs)
+    return f"cost per 1,000 pixels at {cost.miss:g} per missed and {cost.false_alarm:g} per falsely reported pixel"
+
+
 def calibrated_line(record: Record) -> str:
     """Return what a calibrated model would show on these images; empty where that is unknown."""
     found = record.reliability.consistency
@@ -81,6 +106,8 @@ def measure_tables(records: Sequence[Record]) -> list[Table]:
             tables.append(_region_table(record, name))
         if has_classes(record):
             tables.append(_class_table(record, name))
+        if record.costs:
+            tables.append(_cost_table(record, name))
     return tables
 
 
@@ -104,4 +131,14 @@ def _class_table(record: Record, name: str) -> Table:
         table.add_column(head, justify="right")
     for k in range(len(record.reliability.classes)):
         table.add_row(terminal_text(class_name(record, k)), *class_cells(record, k))
+    return table
+
+
+def _cost_table(record: Record, name: str) -> Table:
+    table = Table(title=terminal_text(f"{name}: {prices_line([record])}"), title_justify="left")
+    table.add_column("acting on")
+    for head in COST_HEADS:
+        table.add_column(head, justify="right")
+    for what, cells in cost_rows(record):
+        table.add_row(terminal_text(what), *cells)
     return table
