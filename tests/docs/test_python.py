@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from densecal.metrics import sketch
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"adding-a-model.md": "test_adding_a_model.py", "integrations.md": "test_integrations.py"}
+ELSEWHERE = {
+    "tutorial.md": "test_tutorial.py",
+    "adding-a-model.md": "test_adding_a_model.py",
+    "integrations.md": "test_integrations.py",
+}
 """Pages whose code has tests of its own."""
 
 

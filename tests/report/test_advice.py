@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from densecal.evaluation.record import Calibration, PairedDifference, Repair, SizeGroup
-from densecal.report.advice import advices, comparisons
+from densecal.report.advice import all_advice, comparisons
 from tests.records import small_record
 
 
@@ -15,7 +15,7 @@ def record(ece=0.02, confidence=0.97, accuracy=0.95, boundary=0.021, **fields):
 
 
 def text(*records):
-    (advice,) = advices(records)
+    (advice,) = all_advice(records)
     return " ".join(advice.sentences)
 
 
@@ -39,7 +39,7 @@ def test_other_models_are_called_what_they_are(figures, beginning):
 
 
 def test_a_temperature_that_helps_is_named_with_the_command():
-    (advice,) = advices([record(repair=Repair(2.04, 480, 520, 0.0212, 0.0052))])
+    (advice,) = all_advice([record(repair=Repair(2.04, 480, 520, 0.0212, 0.0052))])
     assert advice.sentences[1] == (
         "A temperature of 2, fitted on 480 of these images, brings the ECE of the other 520 from 2.1 to 0.52 %."
     )
@@ -47,7 +47,7 @@ def test_a_temperature_that_helps_is_named_with_the_command():
 
 
 def test_a_temperature_that_does_not_help_is_not_recommended():
-    (advice,) = advices([record(repair=Repair(1.1, 480, 520, 0.0212, 0.02))])
+    (advice,) = all_advice([record(repair=Repair(1.1, 480, 520, 0.0212, 0.02))])
     assert "one temperature does not repair it" in advice.sentences[1]
     assert advice.command == ""
 
@@ -64,7 +64,7 @@ def test_places_are_named_only_where_errors_are_larger():
 
 def test_of_many_methods_the_best_and_the_worst_speak():
     records = [replace(record(ece=0.01 * (i + 1)), name=f"m{i}") for i in range(9)]
-    assert [advice.method for advice in advices(records)] == ["m0", "m8"]
+    assert [advice.method for advice in all_advice(records)] == ["m0", "m8"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from densecal import __version__
+from densecal.cli.common import set_quiet
 from densecal.errors import Preempted
 
 ORDER = (
@@ -40,12 +41,38 @@ def _as_flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def _quiet_option() -> Any:
+    """Return the option --quiet as typer makes it of a command's parameter."""
+    made = typer.Typer(add_completion=False)
+
+    @made.command()
+    def command(
+        quiet: Annotated[
+            bool,
+            typer.Option(
+                "--quiet",
+                "-q",
+                callback=set_quiet,
+                expose_value=False,
+                help="Print no tables, notes or progress, only warnings and errors.",
+            ),
+        ] = False,
+    ) -> None:
+        pass  # never called
+
+    return next(parameter for parameter in typer.main.get_command(made).params if parameter.name == "quiet")
+
+
+_QUIET = _quiet_option()
+
+
 class _Command(TyperCommand):
-    """A command whose flags are shown as flags."""
+    """A command whose flags are shown as flags, and which can be quiet."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with help."""
-        return _as_flags(super().get_params(ctx))
+        own = super().get_params(ctx)
+        return _as_flags([*own[:-1], _QUIET, *own[-1:]])  # help is the last
 
 
 class _Group(TyperGroup):

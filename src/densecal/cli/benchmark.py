@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, console, print_line, print_note
+from densecal.cli.common import Force, console, is_quiet, print_line, print_note
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.errors import InputError
 
@@ -110,11 +110,11 @@ def progress_table() -> Iterator[Callable[[Event], None]]:
         ended = sum(state.state in ("finished", "failed") for state in states.values())
         return f"{event.task}: {event.state}, {event.text} ({ended} of {len(states)})"
 
-    if not terminal.is_terminal:
+    if not terminal.is_terminal or is_quiet():
 
         def print_end(event: Event) -> None:
             line = end_line(event)
-            if line is not None:
+            if line is not None and not is_quiet():
                 print_note(line)
 
         yield print_end

@@ -10,6 +10,7 @@ import typer
 from densecal.cli.app import app
 from densecal.cli.common import print_line
 from densecal.errors import InputError
+from densecal.names import printable
 
 _WORDS = {True: "passed", False: "failed", None: "not compared"}
 
@@ -56,7 +57,11 @@ def check(
         dataset=dataset,
     )
     for comparison in comparisons:
-        print_line(f"{_WORDS[comparison.passed]}: {comparison.line}")
+        line = f"{_WORDS[comparison.passed]}: {comparison.line}"
+        if comparison.passed is False:
+            print(printable(line))  # with --quiet too
+        else:
+            print_line(line)
     if any(comparison.passed is False for comparison in comparisons):
         raise typer.Exit(1)
 

@@ -28,24 +28,44 @@ Force = Annotated[
 ]
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Leave out tables, summaries, notes and progress from now on, or no longer."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether --quiet was given."""
+    return _quiet
+
+
 def console(*files: Path | None) -> Console:
     """Return a console for standard output, wide enough for every column where that is not a terminal.
+
+    With --quiet nothing is printed on it.
 
     Args:
         *files: Output files. If one of them is `-`, standard output belongs to it, and the console is standard error.
     """
     stderr = STDOUT in files
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=200)
+    console = Console(stderr=stderr, quiet=_quiet)
+    return console if console.is_terminal else Console(stderr=stderr, width=200, quiet=_quiet)
 
 
 def print_line(line: str, *files: Path | None) -> None:
-    """Print a line on standard output, or on standard error if one of the output files is `-`."""
+    """Print a line on standard output, or on standard error if one of the output files is `-`; not with --quiet."""
+    if _quiet:
+        return
     print(printable(line), file=sys.stderr if STDOUT in files else sys.stdout)
 
 
 def print_note(line: str) -> None:
-    """Print a line on standard error: a warning, a note, or why something failed."""
+    """Print a line on standard error: a warning, why something failed, or, without --quiet, a note."""
+    if _quiet and line.startswith("note: "):
+        return
     print(printable(" ".join(line.split("\n"))), file=sys.stderr, flush=True)
 
 
@@ -110,11 +130,13 @@ def progress_bar(keep: bool = False) -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=not keep, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=not keep, disable=not console.is_terminal or _quiet) as bar:
         task = bar.add_task("Starting", total=None)
 
         def show(title: str, done: int, total: int, /, **figures: float) -> None:
             bar.update(task, description=terminal_text(title), completed=done, total=total)
+            if _quiet:
+                return
             if figures and console.is_terminal:
                 bar.console.print(terminal_text(figures_line(title, figures)), highlight=False, soft_wrap=True)
             elif figures:

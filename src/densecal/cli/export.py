@@ -75,9 +75,9 @@ def _fold(model: Path, out: Path, calibrator: Path | None, preprocess: str | Non
         raise InputError("--calibrator", "nothing", "a calibrator to put into the ONNX file")
     folded = fold_calibrator(model, out, calibrator, preprocess)
     print_line(f"{out}: {folded.bytes / 1e6:.1f} MB, output {folded.output!r} is calibrated now")
-    print(f"  largest difference from the original with the calibrator behind it: {folded.difference:.1e}")
+    print_line(f"  largest difference from the original with the calibrator behind it: {folded.difference:.1e}")
     if folded.on_steps:
-        print(f"  left out: {folded.on_steps:,} pixels on a step of the calibrator, where rounding decides")
+        print_line(f"  left out: {folded.on_steps:,} pixels on a step of the calibrator, where rounding decides")
 
 
 def _export(model: Path, out: Path, calibrator: Path | None, input: str, preprocess: str | None) -> None:
@@ -94,8 +94,8 @@ def _export(model: Path, out: Path, calibrator: Path | None, input: str, preproc
         batch, height, width = comparison.shape
         rounding = f", whose own rounding error is {comparison.rounding:.1e}" if comparison.rounding else ""
         difference = f"largest difference from PyTorch {comparison.difference:.1e}{rounding}"
-        print(f"  batch {batch}, {height} x {width}: {difference}")
+        print_line(f"  batch {batch}, {height} x {width}: {difference}")
     if exported.on_steps:
-        print(f"  left out: {exported.on_steps:,} pixels on a step of the calibrator, where rounding decides")
+        print_line(f"  left out: {exported.on_steps:,} pixels on a step of the calibrator, where rounding decides")
     if not exported.any_size:
         print_note("note: the network's code depends on the image size, so the file takes only that of training")

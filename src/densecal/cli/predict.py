@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,9 @@ from densecal.io import MAX_PIXELS
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="Run folder, checkpoint folder, or ONNX file.")],
+    model: Annotated[
+        Path, typer.Argument(help="Run folder, checkpoint folder, ONNX file, hf:NAME or torchvision:NAME.")
+    ],
     images: Annotated[Path, typer.Argument(help="Folder of images, one image, list file, or zip with images/.")],
     out: Annotated[Path, typer.Option(help="Folder for the maps.")] = ...,  # type: ignore[assignment]
     format: Annotated[
@@ -67,13 +69,16 @@ def predict(
     to its own range.
 
     A network of somebody else as an ONNX file needs onnxruntime and no PyTorch. `--preprocess` names a preset or a
-    YAML file with the keys size, scale, mean, std, order, resample, output and activation.
+    YAML file with the keys size, scale, mean, std, order, resample, output and activation. Segmentation models of
+    transformers and torchvision are given by name, and prepare images as their libraries do.
 
     Examples:
 
     * `densecal predict runs/duts photos/ --out maps/`
 
     * `densecal predict u2netp.onnx photos/ --preprocess u2net --out maps/`
+
+    * `densecal predict torchvision:deeplabv3_resnet50 photos/ --out maps/`
 
     * `densecal predict runs/duts/checkpoints/best photos/ --out maps/ --format npy --uncertainty`
 
@@ -95,17 +100,23 @@ def predict(
     from densecal.runtime.sharding import join_processes
 
     check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
-    if is_onnx(model):
+    by_name = str(model).startswith(("hf:", "torchvision:"))
+    if by_name and preprocess is not None:
+        raise InputError("--preprocess", f"with {model}", "an ONNX file; models by name prepare images themselves")
+    if by_name or is_onnx(model):
         for option, value in (
             ("--ensemble", ensemble), ("--mc-dropout", mc_dropout), ("--tile", tile), ("--like-onnx", like_onnx),
         ):  # fmt: skip
             if value:
-                raise InputError(option, "with an ONNX file", "a run folder or checkpoint folder")
+                what = str(model) if by_name else "an ONNX file"
+                raise InputError(option, f"with {what}", "a run folder or checkpoint folder")
     elif preprocess is not None:
         raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
     models = (model, *(ensemble or []))
     with open_engine(engine, address) as cluster:
         if cluster is not None:
+            if by_name:
+                raise InputError("--engine", f"{engine} with {model}", "a run folder, checkpoint folder or ONNX file")
             from densecal.prediction.job import Job, predict_on
 
             tell_unfinished(*models)
@@ -117,9 +128,14 @@ def predict(
             with progress_bar() as report:
                 print_line(f"{out}: {predict_on(cluster, job, report, reads, force):,} maps")
             return
-    if is_onnx(model):
+    if by_name or is_onnx(model):
         with join_processes() as processes, progress_bar() as report:
-            network = load_onnx(model, preprocess, device)
+            if by_name:
+                from densecal.prediction.named_models import load_named
+
+                network: Any = load_named(str(model), device)
+            else:
+                network = load_onnx(model, preprocess, device)
             count = write_maps(
                 network.chunks,
                 network.classes,
@@ -131,7 +147,7 @@ def predict(
                 max_pixels=max_pixels,
                 progress=report,
                 processes=processes,
-                reads=[model],
+                reads=[] if by_name else [model],
                 force=force,
             )
         if processes.first:

@@ -35,7 +35,7 @@ class Advice:
     command: str
 
 
-def advices(records: Sequence[Record]) -> list[Advice]:
+def all_advice(records: Sequence[Record]) -> list[Advice]:
     """Return what to say about every record; of many, about the best and the worst of each data set."""
     chosen = list(records)
     if len(chosen) > _MOST:

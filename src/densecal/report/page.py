@@ -102,9 +102,9 @@ def _sections(page: Page) -> list[_Section]:
     def add(name: str, link: str, **values: Any) -> None:
         made.append(_Section(name, link, _render(f"{name}.html", **values)))
 
-    said, compared = advice.advices(records), advice.comparisons(page.paired)
+    said, compared = advice.all_advice(records), advice.comparisons(page.paired)
     if said or compared:
-        add("advice", "In words", advices=said, comparisons=compared)
+        add("advice", "In words", all_advice=said, comparisons=compared)
     if records:
         columns = used_columns(records)
         best_first = {column.key: "ascending" if column.best is min else "descending" for column in columns}

@@ -1,0 +1,75 @@
+"""The page of published models: its tables and pictures are those of the kept figures, and its downloads work."""
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from densecal.data.scenes import generate, write
+from tests.running import run
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/published.md"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("make_published", ROOT / "docs/tools/make_published.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_holds_the_kept_figures(tool):
+    text = PAGE.read_text(encoding="utf-8")
+    assert {match[2] for match in tool.BLOCK.finditer(text)} == set(tool.blocks())
+    assert tool.page(text) == text
+
+
+@pytest.mark.parametrize("name", ["u2netp", "isnet"])
+def test_the_pictures_are_drawn_from_the_kept_figures(tool, name):
+    drawn = tool.figure(name)
+    assert tool.NAMES[name] in drawn.get_suptitle()
+    assert f"images/published-{name}.png" in PAGE.read_text(encoding="utf-8")
+    values = [text.get_text() for text in drawn.axes[1].texts]
+    rows = tool.json.loads(tool.RESULTS.read_text(encoding="utf-8"))[f"{name}-halves"]["rows"]
+    assert values == [f"{100 * row['figures']['ece_ew']:.2f} %" for row in reversed(rows)]
+
+
+def test_the_errors_of_the_readme_are_those_of_the_pages():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| .*\|$", readme, flags=re.MULTILINE)
+    assert len(rows) == 5
+    pages = [PAGE.read_text(encoding="utf-8")]
+    pages += [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "choosing.md")]
+    for name, *figures in rows:
+        for figure in figures:
+            assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", page) for page in pages), (name, figure)
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_the_commands_of_the_page_fetch_and_run_the_network(tmp_path, monkeypatch):
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here")
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^(?:npm|tar) .*$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            pytest.skip(f"npm cannot reach its registry: {done.stderr.strip()[-200:]}")
+    write(generate(2, 64, 0), tmp_path / "scenes")
+    code, _, errors = run("predict", "u2netp.onnx", "scenes/images", "--preprocess", "u2net", "--out", "maps")
+    assert code == 0, errors
+    (first, _) = sorted((tmp_path / "maps").glob("*.png"))
+    p = np.asarray(Image.open(first)) / 65535
+    assert p.shape == (64, 64)
+    assert p.max() > 0.9
+    assert p.min() < 0.1
