@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +12,22 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.cases import CaseSums
+from densecal.evaluation.large import score_classes, score_foreground
 from densecal.evaluation.measures import errors_at
 from densecal.evaluation.repair import RepairSums
-from densecal.io import MAX_PIXELS
+from densecal.io import MAX_PIXELS, MAX_SLAB_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
 from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
+from densecal.io.slabs import LargePair, open_large
 from densecal.io.urls import fetch_ahead
-from densecal.metrics.cases import case_confidences, class_row, confusion_rows
+from densecal.metrics.cases import case_confidences, class_row, confusion_rows, sum_classes
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
-from densecal.metrics.overlap import class_overlap, foreground_overlap
+from densecal.metrics.overlap import class_overlap, foreground_overlap, overlap_of
 from densecal.metrics.regions import boundary_rows, fill_interior, object_size
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
 
@@ -56,6 +60,15 @@ class Settings:
     """Distance in mm up to which surfaces of volumes agree."""
     prices: Prices | None = None
     """What a miss and a false alarm cost."""
+
+    max_slab_pixels: int = MAX_SLAB_PIXELS
+    """The limit of pixels of files that are read slab by slab, without full metrics."""
+
+    def open_large(self, pair: Pair, classes: int | None) -> AbstractContextManager[LargePair | None]:
+        """Open a pair that is to be read slab by slab; no full metrics, entropy or costs of it."""
+        if self.full or self.entropy or self.prices is not None:
+            return nullcontext()
+        return open_large(pair, classes, self.max_slab_pixels, self.maps)
 
     @property
     def binary(self) -> bool:
@@ -170,6 +183,10 @@ class _BinaryScorer:
 
     def score(self, pair: Pair) -> None:
         settings = self.settings
+        with settings.open_large(pair, None) as large:
+            if large is not None:
+                self._score_large(pair, large)
+                return
         read = read_foreground_pair(pair, settings.ignore_index, settings.max_pixels, settings.maps)
         prediction, mask, void, middle = read.prediction, read.mask.foreground, read.mask.void, read.mask.middle
         self.part.findings.resized += read.resized
@@ -216,6 +233,33 @@ class _BinaryScorer:
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
         self.part.overlaps.append(foreground_overlap(prediction > half, reference))
 
+    def _score_large(self, pair: Pair, large: LargePair) -> None:
+        meter = self.settings.calibration_meter()
+        result = score_foreground(large, meter, self.settings.ignore_index)
+        findings, counts = self.part.findings, result.counts
+        findings.note_space(len(large.shape), large.spacing)
+        findings.grey_masks += result.grey
+        findings.masks += 1
+        findings.empty_masks += not counts[1].any()
+        findings.full_masks += not counts[0].any()
+        own = Findings()
+        _inspect_levels(own, counts[None])
+        if result.is_float:
+            own.stretched *= result.spans
+            self.meter = self.meter or self.settings.calibration_meter()
+            self.meter.merge(meter)
+        else:
+            old = self.part.levels.get(counts.shape[1])
+            self.part.levels[counts.shape[1]] = counts[None] if old is None else old + counts
+            self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
+        findings.add(own)
+        self.volumes.merge(result.segmentation)
+        self.part.repair.add_map(pair.stem, counts)
+        self.part.is_float.append(result.is_float)
+        self.part.overlaps.append(overlap_of(*result.overlap.tolist()))
+        row = np.array([*result.row, math.nan, math.nan, result.expected])
+        self.part.cases.add(row[None], result.confidences, large.spacing)
+
     def _score_case(
         self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
     ) -> None:
@@ -227,7 +271,8 @@ class _BinaryScorer:
         confidence = np.maximum(prediction, top - prediction)
         shown = predicted if valid is None else predicted & valid
         tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
-        row = class_row(shown, mask, spacing, tolerance)
+        expected = float(prediction.sum(where=True if valid is None else valid, dtype=np.float64)) / top
+        row = class_row(shown, mask, spacing, tolerance, expected)
         self.part.cases.add(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
@@ -262,6 +307,7 @@ class _BinaryScorer:
         labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
+        self.meter.ignore_index = None if void is None else VOID  # files may say what is void, without an option
         self.meter.update(prediction[None, None], labels[None, None], spacing=spacing)
 
     def finish(self, fold: bool) -> None:
@@ -289,18 +335,23 @@ class _ClassScorer:
     def score(self, pair: Pair) -> None:
         settings = self.settings
         assert settings.classes is not None
+        with settings.open_large(pair, settings.classes) as large:
+            if large is not None:
+                self._score_large(large)
+                return
         read = read_class_pair(pair, settings.classes, self.void, settings.max_pixels, settings.maps)
         prediction, labels = read.prediction, read.labels
         self.part.findings.note_space(labels.ndim, read.spacing)
         self.meter.update(prediction[None], labels[None], spacing=read.spacing)
         predicted, confidence = np.empty(labels.shape, np.uint8), np.empty(labels.shape, prediction.dtype)
-        image = ConfusionMeter(settings.classes)
+        image, expected = ConfusionMeter(settings.classes), np.zeros(settings.classes)
         for rows in row_chunks(labels.shape):
             predicted[rows] = prediction[:, rows].argmax(axis=0)
             confidence[rows] = prediction[:, rows].max(axis=0)
             image.update(predicted[rows], labels[rows], self.void)
+            expected += sum_classes(prediction[:, rows], labels[rows] != self.void)
         self.confusion.merge(image)
-        self._score_case(predicted, confidence, labels, image, read.spacing)
+        self._score_case(predicted, confidence, expected, labels, image, read.spacing)
         self.part.overlaps.append(class_overlap(image))
         if settings.prices is not None:
             valid, threshold = labels != self.void, settings.prices.threshold
@@ -315,18 +366,36 @@ class _ClassScorer:
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
 
+    def _score_large(self, large: LargePair) -> None:
+        meter = self.settings.calibration_meter()
+        image, confidences, expected = score_classes(large, meter, self.void)
+        self.meter.merge(meter)
+        self.confusion.merge(image)
+        self.part.findings.note_space(len(large.shape), large.spacing)
+        self.part.findings.maps += 1
+        self.part.overlaps.append(class_overlap(image))
+        self.part.is_float.append(True)
+        rows = confusion_rows(image.exact_sums().values()["matrix"], expected)
+        self.part.cases.add(rows, confidences, large.spacing)
+
     def _score_case(
-        self, predicted: Array, confidence: Array, labels: Array, image: ConfusionMeter, spacing: Any
+        self,
+        predicted: Array,
+        confidence: Array,
+        expected: Array,
+        labels: Array,
+        image: ConfusionMeter,
+        spacing: tuple[float, ...] | None,
     ) -> None:
         """Compare the classes of a case with those of its mask; surfaces for volumes, without the background."""
         settings, valid = self.settings, labels != self.void
         assert settings.classes is not None
-        rows = confusion_rows(image.exact_sums().values()["matrix"])
+        rows = confusion_rows(image.exact_sums().values()["matrix"], expected)
         if settings.full and labels.ndim == 3:
             for label in range(1, settings.classes):
                 if rows[label, :2].any():
                     masks = (predicted == label) & valid, labels == label
-                    rows[label] = class_row(*masks, spacing, settings.tolerance)
+                    rows[label] = class_row(*masks, spacing, settings.tolerance, expected[label])
         self.part.cases.add(rows, case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def finish(self, fold: bool) -> None:

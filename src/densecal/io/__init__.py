@@ -2,5 +2,7 @@
 
 MAX_PIXELS = 1 << 26
 """Files with more pixels are refused before they are decoded: 67 megapixels, 8,192 x 8,192."""
+MAX_SLAB_PIXELS = 1 << 30
+"""The same for files that are read slab by slab: 1,074 megapixels, 32,768 x 32,768 or 1,024 cubed."""
 SUM_TOLERANCE = 0.02
 """How far the probabilities of the classes of a pixel may be from a sum of 1."""

@@ -123,8 +123,7 @@ def read_stored_map(
         elif void.all():
             raise InputError(name, "no pixel with data", "at least one")
         else:  # the values there mean nothing, and must not be refused as no probabilities
-            array = np.array(array)
-            array[..., void] = array[..., ~void][..., :1]
+            array = fill_void(array, void)
     return StoredMap(check_values(array, name, options, several), void, geometry)
 
 
@@ -134,6 +133,15 @@ def _open(paths: tuple[Path, ...], key: str | None, max_values: int) -> Abstract
     reader = find_reader(paths[0])
     assert reader is not None
     return reader(paths[0], key, max_values)
+
+
+def fill_void(values: Array, void: NDArray[np.bool_]) -> Array:
+    """Return a map with values of its own where it has no data; without any data, all classes are equally likely."""
+    filled = np.array(values)
+    kept = filled[..., ~void][..., :1]
+    equal = 0.5 if filled.shape == void.shape else 1 / len(filled)
+    filled[..., void] = kept if kept.size else equal if filled.dtype.kind == "f" else 0
+    return filled
 
 
 def write_map(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +117,7 @@ def read_foreground(
         labels = _read_label_levels(source, name, max_pixels, options)
         levels = _relabel(labels.levels, options.relabel, name)
         return _stored_foreground(replace(labels, levels=levels), name, ignore_index)
-    if _has_reader(source) or (options.channel is not None and isinstance(source, Path)):
+    if has_reader(source) or (options.channel is not None and isinstance(source, Path)):
         return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
@@ -174,7 +174,7 @@ def _relabel(labels: Levels, new: Relabel, name: str) -> Levels:
 
 def _read_label_levels(source: Path | BinaryIO, name: str, max_pixels: int, options: MapOptions) -> StoredMask:
     """Read labels as they are stored."""
-    if _has_reader(source):
+    if has_reader(source):
         return read_stored_mask(source, name, max_pixels, options)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         return StoredMask(_label_indices(image, name), None, None)
@@ -225,7 +225,7 @@ def read_mask(
         a label mask as class indices (palette images give the index).
     """
     several = classes is not None and classes > 1
-    if _has_reader(source):
+    if has_reader(source):
         stored = read_stored_mask(source, name, max_pixels)
         levels = stored.levels
         if stored.void is not None or levels.ndim != 2:
@@ -266,11 +266,18 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         raise InputError(name, "a picture of one channel", "a mask with a channel per region, or dataset.json")
     regions = 1 if channel is None else channel.of
     with reader(path, None, max_pixels * regions) as stored:
-        space = _axes_of_space(stored, regions > 1)
+        space = axes_of_space(stored, regions > 1)
         axes = find_axes(stored, name, regions, replace(AS_STORED, axes=options.axes), space)
         index = None if channel is None else channel.index
         array, void = axes.read(stored, channel=index), axes.read_void(stored, channel=index)
         geometry = axes.geometry(stored)
+    return StoredMask(*checked_levels(array, void, name), geometry)
+
+
+def checked_levels(
+    array: NDArray[Any], void: NDArray[np.bool_] | None, name: str
+) -> tuple[Levels, NDArray[np.bool_] | None]:
+    """Return whole numbers from 0 to 255 as uint8, 0 where there is no data; and where that is, None for nowhere."""
     levels = array.astype(np.uint8)
     with np.errstate(invalid="ignore"):
         differs = levels != array
@@ -280,17 +287,17 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         levels = levels if void is None else np.where(void, np.uint8(0), levels)
     if differs.any():
         raise InputError(name, f"the value {array[differs][0]:g} in a mask", "whole numbers from 0 to 255, or booleans")
-    return StoredMask(levels, void, geometry)
+    return levels, void
 
 
-def _axes_of_space(stored: LazyArray, several: bool) -> int:
+def axes_of_space(stored: LazyArray, several: bool) -> int:
     """Return how many axes of space a mask has; one of a single slice is a picture."""
     channels = 0 if several and stored.channels is None else stored.channels
     lengths = [length for axis, length in enumerate(stored.shape) if axis != channels]
     return 3 if len(lengths) >= 3 and lengths[-3] > 1 else 2
 
 
-def _has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:
+def has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:
     """Return whether a reader opens a mask: arrays and volumes, and TIFF files with a place in the world."""
     if not isinstance(source, Path):
         return False
@@ -302,12 +309,18 @@ def _stored_foreground(stored: StoredMask, name: str, ignore_index: int | None) 
     """Return what the levels of a stored mask mean."""
     mask = foreground_mask(stored.levels, ignore_index)
     counted = stored.levels if mask.void is None else stored.levels[~mask.void]
-    if stored.geometry is not None and 1 < (highest := int(counted.max(initial=0))) < 128:
-        expected = f"a mask of foreground, 0 and 1; --classes {highest + 1} for labels of classes"
-        raise InputError(name, f"labels up to {highest}", expected)
+    if stored.geometry is not None:
+        refuse_labels(int(counted.max(initial=0)), name)
     void = mask.void if stored.void is None else stored.void if mask.void is None else stored.void | mask.void
     foreground = mask.foreground if stored.void is None else mask.foreground & ~stored.void
     return ForegroundMask(foreground, void, mask.grey, mask.middle, stored.geometry)
+
+
+def refuse_labels(highest: int, name: str) -> None:
+    """Refuse labels of classes in a file with a place in the world where a mask of foreground is expected."""
+    if 1 < highest < 128:
+        expected = f"a mask of foreground, 0 and 1; --classes {highest + 1} for labels of classes"
+        raise InputError(name, f"labels up to {highest}", expected)
 
 
 def _middle(levels: Levels) -> NDArray[np.bool_] | None:

@@ -63,7 +63,7 @@ class ForegroundPair:
     @property
     def spacing(self) -> tuple[float, ...] | None:
         """Distance of voxels along every axis, in mm; ``None`` for pictures, and where no file says it."""
-        return _spacing(self.mask.geometry or self.geometry, self.prediction.ndim)
+        return space_between(self.mask.geometry or self.geometry, self.prediction.ndim)
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -88,7 +88,8 @@ class ClassPair:
     spacing: tuple[float, ...] | None = None
 
 
-def _spacing(geometry: Geometry | None, axes: int) -> tuple[float, ...] | None:
+def space_between(geometry: Geometry | None, axes: int) -> tuple[float, ...] | None:
+    """Return the distance of voxels along every axis, for volumes."""
     return geometry.spacing if geometry is not None and axes == 3 else None
 
 
@@ -140,7 +141,7 @@ def read_class_pair(
     stored = _read_map(pair, classes, max_pixels, options, mask.frame)
     prediction, resized = _at_size(stored, pair, mask.frame, options, True)
     labels = mask.labels if stored.void is None else np.where(stored.void, np.uint8(void), mask.labels)
-    return ClassPair(prediction, labels, resized, _spacing(mask.geometry or stored.geometry, labels.ndim))
+    return ClassPair(prediction, labels, resized, space_between(mask.geometry or stored.geometry, labels.ndim))
 
 
 def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:

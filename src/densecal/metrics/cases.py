@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from densecal.io.row_chunks import row_chunks
 from densecal.metrics.volumes import surface_scores
 
-COLUMNS = ("predicted", "truth", "hits", "hd95", "nsd")
-"""What is kept of every class of a case: numbers of pixels, and the surface scores."""
+COLUMNS = ("predicted", "truth", "hits", "hd95", "nsd", "expected")
+"""What is kept of every class of a case: numbers of pixels, surface scores, and the sum of its probabilities."""
 AGGREGATIONS = ("mean", "foreground", "interior", "patch")
 """Averages of a case's confidence: over all pixels; over those called foreground; over those farther than two pixels
 from a boundary of the prediction; the least of all square or cubic patches of ten pixels a side."""
@@ -32,7 +32,11 @@ Mask = NDArray[np.bool_]
 
 
 def class_row(
-    predicted: Mask, truth: Mask, spacing: Sequence[float] | None = None, tolerance: float | None = None
+    predicted: Mask,
+    truth: Mask,
+    spacing: Sequence[float] | None = None,
+    tolerance: float | None = None,
+    expected: float = math.nan,
 ) -> Floats:
     """Return the scores of one class of a case, `COLUMNS`.
 
@@ -41,19 +45,31 @@ def class_row(
         truth: Where the mask has it.
         spacing: Distance of pixels along every axis.
         tolerance: Distance up to which surfaces agree; without it, surfaces are not compared.
+        expected: Sum of the probabilities of the class.
     """
     counts = [np.count_nonzero(pixels) for pixels in (predicted, truth, predicted & truth)]
     surfaces = (math.nan, math.nan)
     if tolerance is not None:
         surfaces = surface_scores(predicted, truth, spacing, tolerance)
-    return np.array([*counts, *(math.nan if math.isinf(score) else score for score in surfaces)])
+    return np.array([*counts, *(math.nan if math.isinf(score) else score for score in surfaces), expected])
 
 
-def confusion_rows(matrix: NDArray[np.int64]) -> Floats:
-    """Return the scores of every class of a case, (K, columns), from its confusion matrix; surfaces are NaN."""
+def confusion_rows(matrix: NDArray[np.int64], expected: Floats) -> Floats:
+    """Return the scores of every class of a case, (K, columns); surfaces are NaN.
+
+    Args:
+        matrix: Pixels by true and predicted class.
+        expected: Sum of the probabilities of every class.
+    """
     rows = np.full((len(matrix), len(COLUMNS)), np.nan)
     rows[:, :3] = np.stack([matrix.sum(axis=0), matrix.sum(axis=1), matrix.diagonal()], axis=1)
+    rows[:, 5] = expected
     return rows
+
+
+def sum_classes(probabilities: NDArray[Any], valid: Mask) -> Floats:
+    """Return the sums of the probabilities (K, space) of every class over the valid pixels, (K,)."""
+    return np.array([p.sum(where=valid, dtype=np.float64) for p in probabilities])
 
 
 def dice_of(rows: Floats) -> Floats:

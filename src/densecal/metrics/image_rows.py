@@ -56,6 +56,12 @@ class RowTable:
         new.extend(self)
         return new
 
+    def fold(self, count: int) -> None:
+        """Replace the last rows, of parts of one image, by their sum."""
+        rows = self.array()
+        self._array = np.concatenate([rows[: len(rows) - count], rows[len(rows) - count :].sum(axis=0)[None]])
+        self._count = len(self._array)
+
     def reorder(self, order: list[int]) -> None:
         """Put the rows in another order."""
         self._array = self.array()[order]

@@ -24,8 +24,12 @@ MEANS = ("dice_image_mean", "iou_image_mean")
 
 def foreground_overlap(predicted: NDArray[np.bool_], mask: NDArray[np.bool_]) -> Floats:
     """Return Dice and IoU of the foreground of one image, (2,); NaN where both are empty."""
-    hits, size, truth = (np.array([np.count_nonzero(pixels)]) for pixels in (predicted & mask, predicted, mask))
-    return np.asarray(_overlap(hits, size + truth)[0])
+    return overlap_of(*(int(np.count_nonzero(pixels)) for pixels in (predicted, mask, predicted & mask)))
+
+
+def overlap_of(predicted: int, truth: int, hits: int) -> Floats:
+    """Return Dice and IoU, (2,), from the numbers of pixels of map and mask and of those they share."""
+    return np.asarray(_overlap(np.array([hits]), np.array([predicted + truth]))[0])
 
 
 def level_overlaps(counts: NDArray[np.int64]) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,6 +203,35 @@ class SegmentationMeter(SumMeter):
         absolute = (pixels[0] * values + pixels[1] * (1 - values)).sum(axis=1) / size
         fp, tp = pixels[:, :, 128:].sum(axis=(1, 2))
         self._add(bins, adaptive, absolute, int(tp), int(fp))
+
+    @locked
+    def update_slabs(self, slabs: Callable[[], Iterable[tuple[NDArray[Any], Mask]]]) -> None:
+        """Add one map that comes in parts to a meter that is not ``full``.
+
+        Args:
+            slabs: Starts a pass over the parts of the map and of its mask, of which there are two.
+        """
+        low, high, total, size = math.inf, -math.inf, 0.0, 0
+        for prediction, _ in slabs():
+            scale = LEVELS.get(prediction.dtype, 2) - 1
+            if prediction.size:
+                low, high = min(low, float(prediction.min()) / scale), max(high, float(prediction.max()) / scale)
+                total, size = total + float(prediction.sum(dtype=np.float64)) / scale, size + prediction.size
+        if size == 0:
+            return
+        span = high - low or 1.0
+        offset = low if high != low else 0.0
+        threshold = min(2 * (total / size - offset) / span, 1.0)
+        levels, above, pooled, absolute = np.zeros((2, 1, THRESHOLDS), np.int64), np.zeros(2), np.zeros(2), 0.0
+        for prediction, truth in slabs():
+            scale = LEVELS.get(prediction.dtype, 2) - 1
+            values = ((prediction.astype(np.float64) / scale - offset) / span).clip(0.0, 1.0)
+            levels += count_levels((values * 255).astype(np.uint8), truth).swapaxes(0, 1)
+            for sums, chosen in ((above, values >= threshold), (pooled, prediction > scale / 2)):
+                sums += np.count_nonzero(chosen & ~truth), np.count_nonzero(chosen & truth)
+            absolute += float(np.abs(values - truth).sum())
+        mae = np.array([absolute / size])
+        self._add(levels.astype(np.float64), above[:, None], mae, int(pooled[1]), int(pooled[0]))
 
     def _add_pixels(self, prediction: NDArray[Any], mask: Mask) -> None:
         """Add one 16-bit or float map."""
