@@ -203,7 +203,8 @@ def poisson_coverage(world: World, size: int, draws: int) -> dict[str, tuple[flo
     held = {}
     for name, truth in world.truth.items():
         share, width = _held(np.array([i[name] for i in tables]), truth)
-        held[name] = share, width / _held(np.array([i[name] for i in rows_of]), truth)[1]
+        usual = _held(np.array([i[name] for i in rows_of]), truth)[1]
+        held[name] = share, width / usual if usual > 1e-9 else 1.0
     return held
 
 

@@ -22,6 +22,7 @@ from densecal.evaluation.record import SkippedFile
 from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_json
 from densecal.io.groups import Groups
+from densecal.metrics.poisson import PoissonTable
 from densecal.runtime.progress import silent
 from tests.adversarial.common import assert_one_line, densecal
 
@@ -115,6 +116,21 @@ def test_merged_parts_give_the_bytes_of_one_call(images, tmp_path, monkeypatch, 
         monkeypatch.setattr(sketch_module, "EXACT_PIXELS", 600)
     rng = random.Random(f"{kind} {binned}")
     assert_same(tmp_path, images[kind], settings_of(kind, full), groups, count, rng)
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_past_a_limit_of_images_intervals_are_those_of_a_poisson_table_whatever_the_cut(
+    images, tmp_path, monkeypatch, groups
+):
+    how = Settings(full=False)
+    plain = evaluate(*images["uint8"], settings=how, groups=groups).record
+    monkeypatch.setattr("densecal.evaluation.totals.MANY_UNITS", 3)
+    whole = evaluate(*images["uint8"], settings=how, groups=groups)
+    table = PoissonTable(10)
+    table.add(whole.stems if groups is None else groups.of(whole.stems), whole.rows)
+    assert whole.record.calibration.ci == table.intervals() != plain.calibration.ci
+    assert whole.record.calibration.figures == plain.calibration.figures
+    assert_same(tmp_path, images["uint8"], how, groups, 7, random.Random(3))
 
 
 @pytest.mark.parametrize("count", [1, 50])

@@ -33,7 +33,9 @@ from densecal.metrics.bootstrap import intervals
 from densecal.metrics.consistency import consistency
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
+from densecal.metrics.levels import ROW_SCALARS
 from densecal.metrics.overlap import overlap_intervals, overlap_means
+from densecal.metrics.poisson import PoissonTable
 from densecal.metrics.regions import regions
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 JOINT_CELLS = 100
 """The joint density of confidence and accuracy is kept on a grid of this many cells per side."""
+MANY_UNITS = 1_000_000
+"""With more images, or groups, intervals are those of a Poisson table, whose memory does not grow with them."""
 _COMMON = 0.9
 """Share of maps with the same fault from which on there is a warning."""
 
@@ -177,7 +181,7 @@ class Total:
                 *warnings_of(self.findings, self.settings),
                 *_unit_warnings(units, groups is not None),
             ),
-            calibration=calibration_of(result, groups),
+            calibration=calibration_of(result, groups, names if units > MANY_UNITS else None),
             segmentation={**scores, **overlap_means(overlaps)},
             segmentation_ci=overlap_intervals(overlaps, groups),
             reliability=_reliability(result, groups),
@@ -292,8 +296,20 @@ def _unit_warnings(units: int, grouped: bool) -> list[str]:
     return [f"only one {what}: no intervals, because nothing shows how {what}s differ"] if units == 1 else []
 
 
-def calibration_of(result: CalibrationResult, groups: Sequence[str] | None = None) -> Calibration:
-    """Return the figures of a meter as a record has them."""
+def calibration_of(
+    result: CalibrationResult, groups: Sequence[str] | None = None, drawn_by: Sequence[str] | None = None
+) -> Calibration:
+    """Return the figures of a meter as a record has them.
+
+    Args:
+        result: The figures.
+        groups: The group of every image, where intervals resample groups.
+        drawn_by: The name of every image or group, where there are too many to hold resamples of all in memory.
+    """
+    if drawn_by is not None:
+        table = PoissonTable(result.rows.shape[1] - len(ROW_SCALARS))
+        table.add(drawn_by, result.rows)
+        return Calibration(result.scalars(), table.intervals())
     return Calibration(result.scalars(), result.ci if groups is None else intervals(result.rows, groups))
 
 

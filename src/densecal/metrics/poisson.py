@@ -71,11 +71,11 @@ class PoissonTable:
         """
         if rows.shape != (len(names), len(ROW_SCALARS) + self.bins):
             raise ValueError(f"{len(names)} names and rows of shape {rows.shape}; expected rows of {self.bins} bins")
-        kept = [name for name, pixels in zip(names, rows[:, 0], strict=True) if pixels > 0]
-        table = with_image_ece(rows)
-        for first in range(0, len(kept), _BLOCK):
-            block = table[first : first + _BLOCK]
-            weights = np.stack([draws(name) for name in kept[first : first + _BLOCK]], axis=1).astype(np.float64)
+        counted = np.flatnonzero(rows[:, 0] > 0)
+        for first in range(0, len(counted), _BLOCK):
+            images = counted[first : first + _BLOCK]
+            block = with_image_ece(rows[images])
+            weights = np.stack([draws(names[i]) for i in images], axis=1).astype(np.float64)
             whole = np.floor(block)
             part = np.rint((block - whole) * 2.0**_BITS)
             for limb, values in enumerate((whole, part)):
