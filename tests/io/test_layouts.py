@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from densecal.data.pairs import find_plan
 from densecal.errors import InputError
+from densecal.io import urls
 from densecal.io.layouts.label_pngs import _COCO_MISSING
 from densecal.io.layouts.registry import LAYOUTS, layout_names
 from densecal.io.layouts.road_scenes import IDS
@@ -219,6 +220,20 @@ def test_a_region_is_calibrated_like_a_foreground_map(tmp_path):
     assert "maps of 3 regions; expected --region with one of 0, 1, 2" in errors
     code, _, errors = densecal(tmp_path, *fit, "--region", "1")
     assert code == 0, errors
+
+
+def test_a_folder_is_listed_once_however_many_layouts_look_at_it(tmp_path, monkeypatch):
+    for folder in ("maps", "masks"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "a.npy", np.zeros((4, 5), np.uint8))
+    listed = []
+    entries = urls.entries
+    monkeypatch.setattr(urls, "entries", lambda folder: listed.append(folder.name) or entries(folder))
+    find_plan(tmp_path / "maps", tmp_path / "masks")
+    assert sorted(listed) == ["maps", "masks"]
+    np.save(tmp_path / "maps" / "b.npy", np.zeros((4, 5), np.uint8))
+    with pytest.raises(InputError, match=r"b.npy: no mask of that name"):
+        find_plan(tmp_path / "maps", tmp_path / "masks")
 
 
 # ------------------------------------------------------------------ refused: two meanings, or none

@@ -10,7 +10,7 @@ from typing import TypeVar
 from densecal.data.layouts import MASK_FOLDERS, find_layout, plain
 from densecal.data.sources import find_files
 from densecal.errors import InputError
-from densecal.io.folders import files_in, folders_in, is_image_name, subfolder_hint
+from densecal.io.folders import files_in, folders_in, is_image_name, listed_once, subfolder_hint
 from densecal.io.layouts.protocol import Folders, Found, Region
 from densecal.io.layouts.registry import find_layouts
 from densecal.io.map_files import map_suffixes
@@ -73,8 +73,9 @@ def find_plan(
         InputError: Files have no partner, or could be laid out in two ways.
     """
     check_folder(predictions, "a folder of prediction maps")
-    found = find_layouts(Folders(predictions, masks, options, classes, ignore_index))
-    pairs, unpaired = _match(predictions, masks, found, options.strip_suffix, skip_bad)
+    with listed_once():
+        found = find_layouts(Folders(predictions, masks, options, classes, ignore_index))
+        pairs, unpaired = _match(predictions, masks, found, options.strip_suffix, skip_bad)
     plan = Plan(pairs, unpaired, options, classes, ignore_index, class_names)
     for part in found:
         plan = replace(
@@ -240,7 +241,8 @@ def _holds_maps(folder: Path, masks: Path, options: MapOptions) -> bool:
     if files_in(folder, map_suffixes()):
         return True
     try:
-        return any(found.maps is not None for found in find_layouts(Folders(folder, masks, options)))
+        with listed_once():
+            return any(found.maps is not None for found in find_layouts(Folders(folder, masks, options)))
     except InputError:
         if options.layout == "auto":
             raise

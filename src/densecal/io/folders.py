@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from densecal.errors import InputError
 from densecal.io import urls
 from densecal.io.suffixes import ARRAY_SUFFIXES, FOLDER_SUFFIXES, IMAGE_SUFFIXES, suffix_of
+
+_LISTED: ContextVar[dict[Path, list[tuple[Path, bool]]] | None] = ContextVar("listed", default=None)
+"""What `listed_once` keeps; None outside it, because folders change."""
 
 
 def is_image_name(name: str) -> bool:
@@ -73,9 +78,24 @@ def _is_file_like(folder: Path) -> bool:
     return suffix_of(folder) in FOLDER_SUFFIXES
 
 
-def _visible_entries(folder: Path, folders: bool) -> list[Path]:
+@contextmanager
+def listed_once() -> Iterator[None]:
+    """List every folder once in a block that looks at the same folders again and again."""
+    token = _LISTED.set(_LISTED.get() or {})
     try:
-        entries = urls.entries(folder)
-    except OSError as error:
-        raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
+        yield
+    finally:
+        _LISTED.reset(token)
+
+
+def _visible_entries(folder: Path, folders: bool) -> list[Path]:
+    kept = _LISTED.get()
+    entries = None if kept is None else kept.get(folder)
+    if entries is None:
+        try:
+            entries = urls.entries(folder)
+        except OSError as error:
+            raise InputError(folder, error.strerror or "unreadable", "a readable folder") from None
+        if kept is not None:
+            kept[folder] = entries
     return [path for path, is_folder in entries if is_folder == folders and not path.name.startswith(".")]
