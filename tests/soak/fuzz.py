@@ -31,8 +31,8 @@ MEMORY = 3 << 30
 """Bytes that a case may allocate: an image of the largest size allowed takes a third of it."""
 PEAK = 3 << 29
 """Bytes by which a case may raise the memory in use: an image of the largest size allowed takes two thirds of it."""
-SECONDS = 30.0
-"""A case may take so long; on a machine with nothing else to do the slowest takes two."""
+SECONDS = 120.0
+"""A case may take so long; the slowest takes two, on a machine with nothing else to do."""
 LONGEST_MESSAGE = 2000
 
 READ, REFUSED = "read", "refused"

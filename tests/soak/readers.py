@@ -51,6 +51,7 @@ from densecal.training.run import assemble, create_fabric
 from densecal.training.samples import open_data
 from tests.posthoc.test_storage import KINDS, fitted_calibrator
 from tests.soak import mutations
+from tests.soak.volumes import read_volume, whole_volumes, wrong_header, wrong_metadata
 from tests.training.common import small_config
 
 Mutation = Callable[[bytes, random.Random], bytes]
@@ -115,7 +116,7 @@ class Touch:
 def readers(scratch: Path) -> list[Reader]:
     """All kinds of files, each with whole examples that can be read."""
     return [
-        *_images(), *_arrays(), _zip(), _list(), _pairs(), _packed(scratch), _config(), _matrix(),
+        *_images(), *_arrays(), *_volumes(scratch), _zip(), _list(), _pairs(), _packed(scratch), _config(), _matrix(),
         *_calibrators(scratch), *_checkpoints(scratch), _weights(), _evaluation(), _part(), _run_folder(),
         _results(scratch),
     ]  # fmt: skip
@@ -212,6 +213,12 @@ def _arrays() -> list[Reader]:
         ),
         Reader("npz", zips, lambda folder: read_map(folder / "a.npz"), wrong_member),
     ]  # fmt: skip
+
+
+def _volumes(scratch: Path) -> list[Reader]:
+    kinds = whole_volumes(scratch / "volumes")
+    wrong = {"zarr": wrong_metadata, **dict.fromkeys(("nrrd", "nhdr", "mha", "mhd"), wrong_header)}
+    return [Reader(kind, files, read_volume, wrong.get(kind, mutations.damaged)) for kind, files in kinds.items()]
 
 
 # ------------------------------------------------------------------ data sets

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.training import loop, samples
 from densecal.training.config import Config, MethodConfig, load_config
 from densecal.training.loop import train
-from tests import forked
-from tests.training.common import command, end_state, environment, log_lines, run, run_here, small_config
+from tests.training.common import command, end_state, log_lines, run, run_here, run_signalled, small_config
 
 TWO_STAGES = (
     "method.name=aslp-mc", "method.schedule=two-stage", "method.warmup=null", "method.lam=50", "method.eta=0.02",
@@ -207,14 +205,11 @@ def test_a_process_killed_in_its_second_stage_resumes(plain, tmp_path):
     out, whole = tmp_path / "run", tmp_path / "whole"
     overrides = [
         "data.size=32", "data.scenes.train=18", "data.scenes.validation=6", "optim.batch=4", "optim.epochs=2",
-        "model.options={decoder_channels: [16, 16, 8, 8, 8]}", *TWO_STAGES, "optim.second_epochs=20",
+        "model.options={decoder_channels: [16, 16, 8, 8, 8]}", *TWO_STAGES, "optim.second_epochs=8",
     ]  # fmt: skip
     arguments = [*command("train", "demo", *overrides), "--from", str(plain), "--out"]
-    with forked.start([*arguments, str(out)], env=environment()) as process:
-        deadline = time.monotonic() + 240
-        while not (out / "log.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+    ended = run_signalled([*arguments, str(out)], out, signal.SIGKILL, 1)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     done = run_here([*arguments, str(out), "--resume"])
     assert done.returncode == 0, done.stderr
     assert "validation on 6 images" in done.stdout
