@@ -12,6 +12,7 @@ from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 from densecal.report.gallery import Folders, folder_examples, most_overconfident
+from tests.io.test_nnunet import softmax_set
 from tests.report.material import COUNT, write_maps
 
 
@@ -114,6 +115,19 @@ def test_several_classes(tmp_path):
     for example in examples:
         figures = example.confidence, example.accuracy, example.entropy
         assert figures == pytest.approx(expected[example.name], abs=1e-9)
+
+
+def test_folders_of_a_tool_are_read_as_they_are_evaluated(tmp_path):
+    """nnU-Net writes labels, archive and pickle of a case side by side."""
+    p, y = softmax_set(tmp_path, {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}, (1, 9, 11), ending=".png")
+    maps, masks = tmp_path / "nnunet-out", tmp_path / "labelsTr"
+    examples = folder_examples([evaluate(maps, masks).record], Folders(maps, masks), 3)
+    assert len(examples) == 3
+    for example in examples:
+        case = int(example.name.removeprefix("case_"))
+        valid = y[case] != 3
+        assert example.accuracy == pytest.approx((p[case].argmax(axis=0) == y[case])[valid].mean(), abs=1e-9)
+        assert example.pictures.keys() >= {"mask"}
 
 
 def test_an_image_without_valid_pixels_is_no_example(folders):

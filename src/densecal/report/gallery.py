@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.pairs import find_comparisons, find_pairs
+from densecal.data.pairs import find_comparisons
 from densecal.errors import InputError
-from densecal.evaluation.folders import Evaluation, evaluate
+from densecal.evaluation.folders import Evaluation, evaluate, plan_of
 from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
 from densecal.io.images import read_image
@@ -148,7 +148,8 @@ def _map_examples(
         maps, masks, settings=settings, workers=workers, skip_bad=bool(record.skipped),
         progress=retitle(progress, f"{record.name} on {record.dataset}"),
     )  # fmt: skip
-    pairs = {pair.stem: pair for pair in find_pairs(maps, masks, skip_bad=True)[0]}
+    plan, settings = plan_of(maps, masks, settings, skip_bad=True)
+    pairs = {pair.stem: pair for pair in plan.pairs}
     examples = []
     for name, confidence, accuracy in most_overconfident(evaluation, count):
         shown, entropy = _read_pair(pairs[name], settings)
@@ -162,12 +163,12 @@ def _map_examples(
 def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], float]:
     """Return pictures of mask and map, and the mean entropy."""
     if settings.binary:
-        read = read_foreground_pair(pair, settings.ignore_index)
+        read = read_foreground_pair(pair, settings.ignore_index, options=settings.maps)
         p, void = read.prediction, read.mask.void
         truth = pictures.mask(read.mask.foreground, void)
     else:
         ignored = VOID if settings.ignore_index is None else settings.ignore_index
-        several = read_class_pair(pair, settings.classes or 1, ignored)
+        several = read_class_pair(pair, settings.classes or 1, ignored, options=settings.maps)
         p, labels = several.prediction, several.labels
         void = labels == ignored
         truth = pictures.labels(labels, void)
