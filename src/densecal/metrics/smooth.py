@@ -72,16 +72,16 @@ def smooth_error(atoms: Atoms, exact: bool = False) -> tuple[float, float]:
     return grids.error(high / _WIDTHS), high / _WIDTHS
 
 
-def smooth_curve(atoms: Atoms) -> SmoothCurve:
-    """Return the smooth reliability diagram at the bandwidth of smECE."""
+def smooth_curve(atoms: Atoms, points: int = MESH) -> SmoothCurve:
+    """Return the smooth reliability diagram at the bandwidth of smECE, at equally spaced points from 0 to 1."""
     error, bandwidth = smooth_error(atoms)
-    gap, density = _Grids(atoms).smooth(bandwidth, MESH)
-    value, _ = _Grids(Atoms(atoms.value, atoms.count, np.zeros_like(atoms.hits))).smooth(bandwidth, MESH)
+    gap, density = _Grids(atoms).smooth(bandwidth, points)
+    value, _ = _Grids(Atoms(atoms.value, atoms.count, np.zeros_like(atoms.hits))).smooth(bandwidth, points)
     hits = value - gap
     mass = np.maximum(density, 0.0) / atoms.total
-    mesh, step = np.linspace(0.0, 1.0, MESH), 1.0 / (MESH - 1)
+    mesh, step = np.linspace(0.0, 1.0, points), 1.0 / (points - 1)
     seen = (mass > _LEAST_DENSITY) & (mesh > atoms.value[0] - step) & (mesh < atoms.value[-1] + step)
-    accuracy = np.full(MESH, np.nan)
+    accuracy = np.full(points, np.nan)
     accuracy[seen] = np.clip(hits[seen] / density[seen], 0.0, 1.0)
     return SmoothCurve(bandwidth, error, accuracy, mass / mass.mean())
 
