@@ -23,6 +23,7 @@ from densecal.metrics.entropy import binary_entropy, normalised_entropy
 from densecal.metrics.levels import ROW_SCALARS
 from densecal.report import pictures
 from densecal.report.pictures import Picture
+from densecal.report.strips import strip, worst_slices
 from densecal.runtime.progress import Progress, retitle, silent
 
 if TYPE_CHECKING:
@@ -162,20 +163,36 @@ def _map_examples(
 
 def _read_pair(pair: Pair, settings: Settings) -> tuple[dict[str, Picture], float]:
     """Return pictures of mask and map, and the mean entropy."""
+    labels: Array
     if settings.binary:
         read = read_foreground_pair(pair, settings.ignore_index, options=settings.maps)
-        p, void = read.prediction, read.mask.void
-        truth = pictures.mask(read.mask.foreground, void)
+        p, void, labels = read.prediction, read.mask.void, read.mask.foreground
     else:
         ignored = VOID if settings.ignore_index is None else settings.ignore_index
         several = read_class_pair(pair, settings.classes or 1, ignored, options=settings.maps)
         p, labels = several.prediction, several.labels
         void = labels == ignored
-        truth = pictures.labels(labels, void)
     if np.issubdtype(p.dtype, np.integer):
         p = p / np.iinfo(p.dtype).max
+    if labels.ndim == 3:
+        return _volume_pictures(p, labels, void, settings.binary)
+    truth = pictures.mask(labels, void) if settings.binary else pictures.labels(labels, void)
     map_pictures, entropy = _map_pictures(p, void)
     return {"mask": truth, **map_pictures}, entropy
+
+
+def _volume_pictures(p: Array, labels: Array, void: Array | None, binary: bool) -> tuple[dict[str, Picture], float]:
+    """Return pictures of the worst slices of a volume, and the mean entropy of all of it."""
+    valid = np.ones(labels.shape, bool) if void is None else ~void
+    confidence = np.maximum(p, 1 - p) if binary else p.max(axis=0)
+    predicted = p > 0.5 if binary else p.argmax(axis=0)
+    slices = worst_slices(confidence, (predicted != labels) & valid)
+    cut = None if void is None else strip(void, slices)
+    shown = strip(labels, slices)
+    truth = pictures.mask(shown, cut) if binary else pictures.labels(shown, cut)
+    map_pictures, _ = _map_pictures(strip(p, slices), cut)
+    entropy = binary_entropy(p) if binary else np.clip(normalised_entropy(p, axis=0), 0, 1)
+    return {"mask": truth, **map_pictures}, float(entropy[valid].mean())
 
 
 def _map_pictures(p: Array, void: Array | None) -> tuple[dict[str, Picture], float]:
