@@ -47,7 +47,7 @@ def collect(folder: Path) -> None:
 def packed(record: dict) -> dict:
     """Return what the page shows of a record."""
     calibration, curve = record["calibration"], record["reliability"]
-    kept = {
+    return {
         "name": record["name"],
         "images": record["images"],
         "figures": {key: round(calibration[key], 6) for key in FIGURES}
@@ -61,7 +61,6 @@ def packed(record: dict) -> dict:
             "accuracy": [None if v is None else round(v, 5) for v in curve["accuracy"]],
         },
     }
-    return kept | {key: record[key] for key in ("repair", "sizes") if key in record}
 
 
 def blocks() -> dict[str, str]:

@@ -70,7 +70,7 @@ def full_record() -> Record:
         curves=SegmentationCurves((0.5,), (0.5,), (0.5,), (0.5,)),
         groups=4,
         logits=LogitCounts(12.0, (3, 1), (0, 3)),
-        repair=Repair(2.0, 10, 11, 0.25, 0.125),
+        repair=Repair(2.0, 21, 0.25, 0.125),
         sizes=(SizeGroup("small", 0.0, 0.0625, 3, 0.25, -0.125),),
         ood=(
             OutOfDistribution(

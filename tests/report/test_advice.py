@@ -39,15 +39,16 @@ def test_other_models_are_called_what_they_are(figures, beginning):
 
 
 def test_a_temperature_that_helps_is_named_with_the_command():
-    (advice,) = all_advice([record(repair=Repair(2.04, 480, 520, 0.0212, 0.0052))])
+    (advice,) = all_advice([record(repair=Repair(2.04, 1000, 0.0212, 0.0052))])
     assert advice.sentences[1] == (
-        "A temperature of 2, fitted on 480 of these images, brings the ECE of the other 520 from 2.1 to 0.52 %."
+        "A temperature of 2 brings the ECE from 2.1 to 0.52 % on images that it was not fitted on (each half of these "
+        "with the temperature of the other)."
     )
     assert advice.command.startswith("densecal calibrate fit temperature")
 
 
 def test_a_temperature_that_does_not_help_is_not_recommended():
-    (advice,) = all_advice([record(repair=Repair(1.1, 480, 520, 0.0212, 0.02))])
+    (advice,) = all_advice([record(repair=Repair(1.1, 1000, 0.0212, 0.02))])
     assert "one temperature does not repair it" in advice.sentences[1]
     assert advice.command == ""
 

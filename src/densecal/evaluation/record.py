@@ -175,11 +175,17 @@ class LogitCounts:
 
 @dataclass(frozen=True)
 class Repair:
-    """A temperature fitted on one half of the images, and the ECE of the other half before and after it."""
+    """What a temperature does on images that it was not fitted on.
+
+    Attributes:
+        temperature: The temperature fitted on all images.
+        images: How many.
+        ece_before: Their ECE.
+        ece_after: Their ECE when each half is repaired with the temperature fitted on the other half.
+    """
 
     temperature: float
-    fitted_images: int
-    judged_images: int
+    images: int
     ece_before: float
     ece_after: float
 

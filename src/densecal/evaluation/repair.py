@@ -1,7 +1,8 @@
 """What a temperature would do: pixels by logit, in two halves of the images, and the calibration by size of object.
 
-The temperature is fitted on one half and judged on the other, so that the figure is one to expect on new images. Which
-half an image is in depends on its name alone.
+A temperature is fitted on each half and judged on the other, so that the figure is one to expect on new images. Both
+halves count, because few images in one half can differ much from those in the other. Which half an image is in depends
+on its name alone.
 """
 
 from __future__ import annotations
@@ -75,19 +76,25 @@ class RepairSums:
         return LogitCounts(LIMIT, *(tuple(row.tolist()) for row in both))
 
     def repair(self, bins: int) -> Repair | None:
-        """Fit a temperature on one half and judge it on the other.
+        """Fit a temperature on each half and judge it on the other.
 
         Args:
             bins: Bins of the ECE.
 
         Returns:
-            The temperature and both errors, or None where there are too few images or no temperature fits.
+            The temperature of all images and both errors, or None where images are too few or no temperature fits.
         """
-        fitted = fit_temperature(self.counts[0])
-        if self.images.min() < _FEWEST or fitted is None or not self.counts[1].any():
+        if self.images.min() < _FEWEST:
             return None
-        before, after = (ece(self.counts[1], t, bins) for t in (1.0, fitted))
-        return Repair(fitted, int(self.images[0]), int(self.images[1]), before, after)
+        everything = self.counts.sum(axis=0)
+        fitted = [fit_temperature(counts) for counts in (everything, *self.counts)]
+        temperature, first, second = fitted
+        if temperature is None or first is None or second is None:
+            return None
+        before = _gaps(everything, 1.0, bins)
+        after = _gaps(self.counts[0], second, bins) + _gaps(self.counts[1], first, bins)
+        errors = (float(np.abs(gaps).sum() / everything.sum()) for gaps in (before, after))
+        return Repair(temperature, int(self.images.sum()), *errors)
 
 
 def level_bins(level: NDArray[Any], levels: int) -> NDArray[np.int64]:
@@ -117,12 +124,16 @@ def fit_temperature(counts: Ints) -> float | None:
 
 def ece(counts: Ints, temperature: float, bins: int) -> float:
     """Return the equal-width ECE of pixels by label and logit after division by a temperature."""
+    return float(np.abs(_gaps(counts, temperature, bins)).sum() / counts.sum())
+
+
+def _gaps(counts: Ints, temperature: float, bins: int) -> Floats:
+    """Return the sum of confidence minus correct pixels in every bin of confidence."""
     z = _centres(counts.shape[1]) / temperature
     confidence = expit(np.abs(z))
     pixels, correct = counts.sum(axis=0), np.where(z > 0, counts[1], counts[0])
     bin_ = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    gaps = np.bincount(bin_, pixels * confidence - correct, bins)
-    return float(np.abs(gaps).sum() / pixels.sum())
+    return np.asarray(np.bincount(bin_, pixels * confidence - correct, bins), np.float64)
 
 
 def size_groups(rows: Floats, shares: Sequence[float]) -> tuple[SizeGroup, ...]:

@@ -86,12 +86,14 @@ def _repair(record: Record) -> str:
     repair = record.repair
     if repair is None or record.calibration.get("ece_ew", 0.0) < CALIBRATED:
         return ""
-    fitted = f"A temperature of {repair.temperature:.2g}, fitted on {repair.fitted_images:,} of these images,"
-    change = f"the ECE of the other {repair.judged_images:,} from {_number(repair.ece_before)} to "
-    change += f"{_number(repair.ece_after)} %"
+    change = f"from {_number(repair.ece_before)} to {_number(repair.ece_after)} %"
+    known = "on images that it was not fitted on (each half of these with the temperature of the other)"
     if _helps(repair):
-        return f"{fitted} brings {change}."
-    return f"{fitted} takes {change}, so one temperature does not repair it. Try isotonic or beta calibration."
+        return f"A temperature of {repair.temperature:.2g} brings the ECE {change} {known}."
+    return (
+        f"A temperature of {repair.temperature:.2g} takes the ECE {change} {known}, so one temperature does not "
+        "repair it. Try isotonic or beta calibration."
+    )
 
 
 def _helps(repair: Repair) -> bool:
