@@ -30,6 +30,7 @@ from tests.docs.test_formats import (
     write_mask2former,
     write_monai,
     write_monai_regions,
+    write_sigmoids,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
@@ -185,6 +186,27 @@ def test_labels_of_coco_stuff_lose_their_gaps(tmp_path):
     read = read_class_pair(plan.pairs[0], 171, options=plan.options)
     assert read.labels.tolist() == [[0, 11, 170, 255]]
     assert len(_COCO_MISSING) == 182 - 171
+
+
+def test_labels_of_ade20k_begin_at_one(tmp_path):
+    label_pngs(tmp_path / "gt", {"ADE_val_00000001": np.array([[0, 1, 2, 150]], np.uint8)})
+    (tmp_path / "maps").mkdir()
+    np.save(tmp_path / "maps" / "ADE_val_00000001.npy", np.full((150, 1, 4), 1 / 150))
+    plan = find_plan(tmp_path / "maps", tmp_path / "gt")
+    assert read_class_pair(plan.pairs[0], 150, options=plan.options).labels.tolist() == [[255, 0, 1, 149]]
+    whole = find_plan(tmp_path / "maps", tmp_path / "gt", classes=151)
+    assert whole.classes == 151
+    assert whole.options.relabel is None
+
+
+def test_regions_may_be_the_last_axis(tmp_path):
+    data = write_sigmoids(tmp_path)
+    for path in (tmp_path / "maps").iterdir():
+        np.save(path, np.moveaxis(np.load(path), 0, -1))
+    code, errors = evaluate(tmp_path, "maps", "masks", "--multilabel", "--classes", "3", "--channels-last")
+    assert code == 0, errors
+    records = json.loads((tmp_path / "s.json").read_text())["evaluations"]
+    assert [record["calibration"]["brier"] for record in records] == pytest.approx(data, abs=1e-9)
 
 
 def test_maps_of_methods_may_each_be_folders_of_images(tmp_path):
