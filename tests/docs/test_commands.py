@@ -206,7 +206,7 @@ def class_maps(root: Path) -> None:
 
 def volumes(root: Path) -> None:
     """Softmax volumes of 3 classes and their labels, as NIfTI files."""
-    for name in ("ct-softmax", "ct-labels"):
+    for name in ("ct-softmax", "ct-labels", "ct-labels-2"):
         (root / name).mkdir()
     for case in range(4):
         rng = np.random.default_rng(case)
@@ -215,6 +215,8 @@ def volumes(root: Path) -> None:
         for name, array in (("softmax", np.exp(z) / np.exp(z).sum(axis=0)), ("labels", labels.astype(np.uint8))):
             image = nibabel.Nifti1Image(array.T.astype(np.float32 if name == "softmax" else np.uint8), np.eye(4))
             nibabel.save(image, root / f"ct-{name}/patient{case}.nii.gz")
+        second = np.roll(labels, 1, axis=0).astype(np.uint8).T
+        nibabel.save(nibabel.Nifti1Image(second, np.eye(4)), root / f"ct-labels-2/patient{case}.nii.gz")
 
 
 def zipped(images: Path, masks: Path, out: Path, prefix: str) -> None:

@@ -17,8 +17,8 @@ from densecal.cli.common import set_quiet
 from densecal.errors import Preempted
 
 ORDER = (
-    "demo", "data", "train", "predict", "evaluate", "merge", "check", "report", "calibrate", "risk-control", "shift",
-    "benchmark", "reproduce", "export", "cache",
+    "demo", "data", "train", "predict", "evaluate", "raters", "merge", "check", "report", "calibrate", "risk-control",
+    "shift", "benchmark", "reproduce", "export", "cache",
 )  # fmt: skip
 """Commands in the order in which they are used; others follow."""
 GO_ON = {

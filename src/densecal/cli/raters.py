@@ -1,0 +1,55 @@
+"""`densecal raters`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import Force, check_targets, console, progress_bar
+from densecal.cli.map_options import Axes, Key, Logits, StripSuffix
+from densecal.io.map_options import MapOptions
+
+
+@app.command()
+def raters(
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
+    masks: Annotated[list[Path], typer.Argument(help="A folder of masks for each rater, with the same names.")],
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    logits: Logits = False,
+    key: Key = None,
+    strip_suffix: StripSuffix = None,
+    axes: Axes = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    force: Force = False,
+) -> None:
+    """Score maps against several raters: calibration against their mean vote, volumes, and how far they agree.
+
+    Example: `densecal raters softmax/ rater-1/ rater-2/ rater-3/ --classes 4 --json raters.json`
+    """
+    import dataclasses
+
+    from densecal.data.pairs import find_pairs
+    from densecal.evaluation.raters import evaluate_raters
+    from densecal.evaluation.worker import Settings
+    from densecal.io.atomic import write_json
+    from densecal.io.outputs import check_outputs
+    from densecal.io.pairs import pair_files
+    from densecal.report.raters import rater_table
+
+    maps = MapOptions(logits, key=key, strip_suffix=tuple(strip_suffix or ()), axes=axes)
+    settings = Settings(bins, False, classes, ignore_index, maps=maps)
+    check_targets(json)
+    if json is not None:
+        reads = (file for folder in masks for file in pair_files(find_pairs(predictions, folder)[0]))
+        check_outputs("raters", [(json, "json")], reads, force)
+    with progress_bar() as bar:
+        figures = evaluate_raters(predictions, masks, settings, workers, bar)
+    console(json).print(rater_table(figures))
+    if json is not None:
+        write_json(json, {"densecal": "raters"} | dataclasses.asdict(figures))
