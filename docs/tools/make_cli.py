@@ -15,7 +15,7 @@ HEAD = """# Command line
 
 **Which commands and options are there?** This page is made from `densecal --help`.
 `densecal --install-completion` teaches your shell to complete commands and options.
-[Exit codes](exit-codes.md) says how commands end.
+Every command has `--help` and `--quiet`. [Exit codes](exit-codes.md) says how commands end.
 """
 
 
