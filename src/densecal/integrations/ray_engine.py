@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -27,7 +25,7 @@ from densecal.runtime.extras import require
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
 require("densecal.integrations.ray_engine", "ray", install="'densecal[ray]'")
 import ray  # noqa: E402
-from ray._private import worker  # noqa: E402
+from ray._private import utils, worker  # noqa: E402
 from ray.exceptions import RayError, RayTaskError  # noqa: E402
 
 T = TypeVar("T")
@@ -117,8 +115,7 @@ class RayEngine:
                 if not pending:
                     time.sleep(0 if exhausted else _WAIT_SECONDS)
                     continue
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_WAIT_SECONDS)
-                for reference in ready:
+                for reference in _wait(list(pending)):
                     number, call = pending.pop(reference)
                     done[number if ordered else first] = _result(reference, call, lost)
                     while first in done:
@@ -163,6 +160,15 @@ def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any,
         return _Refusal(error)
 
 
+def _wait(references: list[Any]) -> list[Any]:
+    """Return references that are ready, at most one, or none after a while."""
+    try:
+        ready: list[Any] = ray.wait(references, num_returns=1, timeout=_WAIT_SECONDS)[0]
+    except SystemError as error:  # what the handler of SIGTERM raised
+        raise error.__cause__ or error from None
+    return ready
+
+
 def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ...], str], T] | None) -> T:
     try:
         result: T | _Refusal = ray.get(reference)
@@ -183,20 +189,16 @@ def _connect(address: str | None, workers: int | None) -> None:
     """Join a cluster, or start Ray on this machine; Ctrl-C and SIGTERM stay with the command."""
     if address not in (None, "auto", "local"):
         _reach(address)
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main else None
     options: dict[str, Any] = {"address": address} if address else {
         "num_cpus": workers or cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False,
     }  # fmt: skip
     worker.print_to_stdstream = _note
+    utils.set_sigterm_handler = lambda handler: None
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except (RuntimeError, ValueError, OSError) as error:
         problem = " ".join(str(error).split())[:200]
         raise InputError(f"--address {address}", problem, "a running cluster, as ray start makes it") from None
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _note(message: Any, *_: object, **__: object) -> None:
