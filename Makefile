@@ -43,7 +43,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
-	$(BIN)/python -W ignore benchmarks/metrics.py; first=$$?; $(BIN)/python benchmarks/training.py && exit $$first
+	$(BIN)/python -W ignore benchmarks/metrics.py; first=$$?; $(BIN)/python benchmarks/startup.py || first=1; $(BIN)/python benchmarks/training.py && exit $$first
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("densecal needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from densecal.cli import app
+from densecal.cli.app import COMMANDS as LISTED
 from densecal.cli.app import ORDER
 from tests import running
 
@@ -29,6 +30,11 @@ def test_commands_are_listed_in_the_order_of_use():
     assert listed == [name for name in ORDER if (name,) in COMMANDS]
     assert len(listed) > 8
     assert {(name,) for name in listed} == {path for path in COMMANDS if len(path) == 1}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_the_list_of_commands_says_what_their_own_help_says(name: str):
+    assert LISTED[name][1] == " ".join(COMMANDS[(name,)].help.split("\n\n")[0].split())
 
 
 @pytest.mark.parametrize("path", COMMANDS)

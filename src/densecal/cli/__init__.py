@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Heavy modules are imported by the command that needs them."""
+"""The command line: parse, call, print. A command is imported when it is asked for, and imports what it needs."""
 
 from __future__ import annotations
 
@@ -8,46 +8,11 @@ import os
 import sys
 import traceback
 
-from densecal.cli import (
-    benchmark,
-    cache,
-    calibrate,
-    check,
-    data,
-    evaluate,
-    export,
-    merge,
-    predict,
-    raters,
-    report,
-    reproduce,
-    shift,
-    train,
-)
-from densecal.cli.app import app, show_flags
+from densecal.cli.app import app
 from densecal.cli.common import print_note, warnings_as_lines
 from densecal.errors import InputError, Preempted
 
-__all__ = [
-    "app",
-    "benchmark",
-    "cache",
-    "calibrate",
-    "check",
-    "data",
-    "evaluate",
-    "export",
-    "main",
-    "merge",
-    "predict",
-    "raters",
-    "report",
-    "reproduce",
-    "shift",
-    "train",
-]
-
-show_flags()
+__all__ = ["app", "main"]
 
 _OPTIONAL = {
     "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torch", "torchvision",

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +17,57 @@ from densecal import __version__
 from densecal.cli.common import set_quiet
 from densecal.errors import Preempted
 
-ORDER = (
-    "demo", "data", "train", "predict", "evaluate", "raters", "merge", "check", "report", "calibrate", "risk-control",
-    "shift", "benchmark", "reproduce", "export", "cache",
-)  # fmt: skip
-"""Commands in the order in which they are used; others follow."""
+COMMANDS = {
+    "demo": ("train", "Show in about two minutes what calibration is: train with and without it on generated scenes."),
+    "data": ("data", "Check, generate and pack data sets."),
+    "train": ("train", "Train a calibrated segmentation model and write a run folder."),
+    "predict": ("predict", "Write the probability maps of a trained model, at the size of each image."),
+    "evaluate": (
+        "evaluate",
+        "Measure how well the confidence of prediction maps is calibrated, and how good the maps are.",
+    ),
+    "raters": (
+        "raters",
+        "Score maps against several raters: calibration against their mean vote, volumes, and how far they agree.",
+    ),
+    "merge": (
+        "merge",
+        "Add up the parts of an evaluation, exactly: the figures are those of one call over all images.",
+    ),
+    "check": (
+        "check",
+        "Fail, with exit code 1, when a figure is beyond its limit or worse than in an older evaluation.",
+    ),
+    "report": (
+        "report",
+        "Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.",
+    ),
+    "calibrate": ("calibrate", "Fit a post-hoc calibrator, and apply one to maps."),
+    "risk-control": (
+        "calibrate",
+        "Find the threshold that misses at most a share alpha of the foreground of a new image, on average.",
+    ),
+    "shift": (
+        "shift",
+        "Measure how calibration and accuracy suffer as images get noisy, blurred, compressed, bright or low in "
+        "contrast.",
+    ),
+    "benchmark": (
+        "benchmark",
+        "Compare methods: train and evaluate every method with every seed, and write the table of the paper.",
+    ),
+    "reproduce": (
+        "reproduce",
+        "Make a table or figure of the paper: run what it needs and print the paper's numbers beside ours.",
+    ),
+    "export": ("export", "Write a trained model, with its calibrator, as one ONNX file from images to probabilities."),
+    "cache": ("cache", "Show or clear the packed images that `train` keeps."),
+}
+"""Commands in the order in which they are used: the module of each, and its help in the list of all.
+
+A module is imported when its command is asked for. A test compares the help with that of the command.
+"""
+ORDER = tuple(COMMANDS)
 GO_ON = {
     "train": "--resume continues after the last finished epoch",
     "benchmark": "the same command continues, and finished cells are kept",
@@ -83,13 +130,57 @@ class _Group(TyperGroup):
         return _as_flags(super().get_params(ctx))
 
 
+class _Unloaded(TyperCommand):
+    """The name and help of a command whose module is not imported yet."""
+
+
+class _Loading(dict[str, Any]):
+    """Commands by name, imported when they are looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(super().__getitem__(name), _Unloaded):
+            import_module(f"densecal.cli.{COMMANDS[name][0]}")
+            show_flags()
+            self.update((other, command) for other, command in _registered().items() if name == other)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a command, or the default if there is none of that name."""
+        return self[name] if name in self else default
+
+    def listed(self, name: str) -> Any:
+        """Return a command as it is, imported or not."""
+        return super().get(name)
+
+    def items(self) -> Any:
+        """Return names and commands."""
+        return [(name, self[name]) for name in self]
+
+
 class _Commands(_Group):
     """The commands in the order of use. One that is stopped says how to go on."""
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.registered = self.commands
+        self.commands: _Loading = _Loading({name: _Unloaded(name, help=text) for name, (_, text) in COMMANDS.items()})
+        self._is_listing = False
+
     def list_commands(self, ctx: Any) -> list[str]:
         """List the commands in the order of use."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a command; while all are listed, its name and help are enough."""
+        return self.commands.listed(name) if self._is_listing else self.commands.get(name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, for which no command is imported."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C and SIGTERM become `Preempted`."""
@@ -121,6 +212,12 @@ def _raise_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _registered() -> dict[str, Any]:
+    """Return the commands of all modules that are imported."""
+    commands: dict[str, Any] = vars(typer.main.get_group(app))["registered"]
+    return commands
 
 
 app = typer.Typer(

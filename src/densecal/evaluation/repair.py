@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from densecal.evaluation.record import LogitCounts, Repair, SizeGroup
@@ -119,7 +118,9 @@ def fit_temperature(counts: Ints) -> float | None:
         low /= 2.0
     while slope(high) <= 0:
         high *= 2.0
-    return 1.0 / float(brentq(slope, low, high))
+    while low < (middle := (low + high) / 2.0) < high:  # down to neighbouring floats
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1.0 / high
 
 
 def ece(counts: Ints, temperature: float, bins: int) -> float:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 from scipy.special import xlogy
 
 from densecal.metrics.curves import Atoms, Floats
 from densecal.metrics.levels import NLL_FLOOR
+from densecal.metrics.pooling import rising_shares
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class ClassScores:
 
 def rising_map(atoms: Atoms) -> Floats:
     """Return the share of outcome 1 at every value, made non-decreasing by isotonic regression."""
-    fitted = isotonic_regression(atoms.hits / atoms.count, weights=atoms.count.astype(np.float64))
-    return np.clip(np.asarray(fitted.x, dtype=np.float64), 0.0, 1.0)
+    return rising_shares(atoms.hits, atoms.count)
 
 
 def class_scores(atoms: Atoms) -> ClassScores:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +51,8 @@ def auroc(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
     """
     inside, outside = _score_arrays(in_scores, out_scores)
     n = len(outside)
-    ranks = rankdata(np.concatenate([outside, inside]))[:n]
+    _, value, count = np.unique(np.concatenate([outside, inside]), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[value[:n]]  # equal scores share the mean of their ranks
     return float((ranks.sum() - n * (n + 1) / 2) / (n * len(inside)))
 
 

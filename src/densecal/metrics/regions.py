@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.ndimage when it is used
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
 from densecal.metrics.curves import Floats
@@ -74,11 +74,11 @@ def object_size(labels: NDArray[np.generic], valid: NDArray[np.bool_] | None = N
     kinds = labels.astype(np.int32) if labels.dtype == bool else labels.astype(np.int32) + 1  # 0 is left out
     if valid is not None:
         kinds[~valid] = 0
-    for kind, window in enumerate(ndimage.find_objects(kinds), start=1):
+    for kind, window in enumerate(scipy.ndimage.find_objects(kinds), start=1):
         if window is not None:
             inside = kinds[window] == kind
             pixels += int(np.count_nonzero(inside))
-            objects += int(ndimage.label(inside, everywhere)[1])
+            objects += int(scipy.ndimage.label(inside, everywhere)[1])
     return pixels / objects if objects else math.nan
 
 

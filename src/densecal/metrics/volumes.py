@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # loads scipy.ndimage when it is used
 from numpy.typing import NDArray
-from scipy.ndimage import binary_erosion, distance_transform_edt, generate_binary_structure
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ def volume_zones(
         others = ~own if valid is None else ~own & valid[box]
         if not others.any():
             continue
-        apart = distance_transform_edt(~others, sampling=steps)[own]
+        apart = scipy.ndimage.distance_transform_edt(~others, sampling=steps)[own]
         zones[box][own] = np.searchsorted(np.asarray(distances) * (1 + _ROUNDING), apart, side="left")
     if valid is not None:
         zones[~valid] = len(distances)
@@ -72,8 +72,8 @@ def surface_scores(
     steps = _steps(spacing, truth.ndim)
     box = _box(predicted | truth, steps, 0.0)
     one, other = surface(predicted[box]), surface(truth[box])
-    to_truth = distance_transform_edt(~other, sampling=steps)[one]
-    to_predicted = distance_transform_edt(~one, sampling=steps)[other]
+    to_truth = scipy.ndimage.distance_transform_edt(~other, sampling=steps)[one]
+    to_predicted = scipy.ndimage.distance_transform_edt(~one, sampling=steps)[other]
     limit = tolerance * (1 + _ROUNDING)
     close = np.count_nonzero(to_truth <= limit) + np.count_nonzero(to_predicted <= limit)
     farthest = max(float(np.percentile(to_truth, 95)), float(np.percentile(to_predicted, 95)))
@@ -82,7 +82,8 @@ def surface_scores(
 
 def surface(inside: Mask) -> Mask:
     """Return the voxels of an object that have a neighbour outside it."""
-    return np.asarray(inside & ~binary_erosion(inside, generate_binary_structure(inside.ndim, 1)))
+    neighbours = scipy.ndimage.generate_binary_structure(inside.ndim, 1)
+    return np.asarray(inside & ~scipy.ndimage.binary_erosion(inside, neighbours))
 
 
 def _box(inside: Mask, steps: Sequence[float], margin: float) -> tuple[slice, ...]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from densecal.evaluation.record import PairedDifference, Record, known_interval
-from densecal.report.runs import Run
 from densecal.report.tables import COLUMNS, Column, best_values, by_dataset, fixed, percent
+
+if TYPE_CHECKING:
+    from densecal.report.runs import Run
 
 TITLES = {
     "ece_ew": "expected calibration error, equal-width bins",
