@@ -146,7 +146,7 @@ class _Loading(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a command, or the default if there is none of that name."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 (this is `get`)
 
     def listed(self, name: str) -> Any:
         """Return a command as it is, imported or not."""

@@ -214,7 +214,6 @@ def _check_outputs(
     from densecal.io.map_files import map_suffixes
     from densecal.io.outputs import check_output_folder, check_outputs
     from densecal.io.urls import is_folder
-    from densecal.report.figures import figure_targets
 
     comparisons = find_comparisons(predictions, masks, options)
     truths = list(dict.fromkeys(truth for *_, truth in comparisons))
@@ -231,7 +230,11 @@ def _check_outputs(
 
     if figures is not None:
         check_output_folder(figures, [*folders, *filter(is_folder, truths)], "--figures")
-    files = [(json, "json"), (csv, "csv"), (latex, "tex"), (partial, "sketch"), *figure_targets(figures)]
+    files: list[tuple[Path | None, str]] = [(json, "json"), (csv, "csv"), (latex, "tex"), (partial, "sketch")]
+    if figures is not None:
+        from densecal.report.figures import figure_targets  # imports matplotlib
+
+        files += figure_targets(figures)
     check_outputs("evaluate", files, reads(), force)
 
 
