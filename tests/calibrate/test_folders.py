@@ -309,7 +309,7 @@ def test_a_failed_fit_leaves_the_old_file_alone(folders):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fit", "platts", "MAPS", "MASKS", "--out", "c.json"), "METHOD: 'platts'; expected one of beta"),
+        (("fit", "platts", "MAPS", "MASKS", "--out", "c.json"), "METHOD: 'platts'; expected one of argmax-preserving"),
         (("fit", "platt", "MAPS", "--out", "c.json"), "MASKS: nothing; expected a folder of masks"),
         (("fit", "platt", "nowhere", "--out", "c.json"), "expected a folder of maps, or a run"),
         (("fit", "platt", "MAPS", "nowhere", "--out", "c.json"), "nowhere: no such folder"),

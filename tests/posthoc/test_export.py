@@ -11,7 +11,10 @@ from densecal.posthoc import create
 
 from .common import class_batches, crooked, histogram_of
 
-CASES = ["temperature", "platt", "isotonic", "histogram", "beta", "vector", "local-temperature", "selective"]
+ONE_LOGIT = ["temperature", "platt", "isotonic", "histogram", "beta", "class-temperature", "ensemble-temperature"]
+ONE_LOGIT += ["spline", "venn-abers", "prior-shift", "local-temperature", "selective"]
+K_CLASSES = ["vector", "matrix", "dirichlet", "class-matrix", "argmax-preserving", "order-preserving"]
+CASES = ONE_LOGIT + K_CLASSES
 FAST = ["isotonic"]
 """An export takes seconds; this calibrator has the operations that are hardest to export."""
 SLOW = sorted(set(CASES) - set(FAST))
@@ -19,7 +22,7 @@ SLOW = sorted(set(CASES) - set(FAST))
 
 def fitted_calibrator(name):
     """Return a calibrator whose parameters are not the initial ones."""
-    if name == "vector":
+    if name in K_CLASSES:
         return create(name, num_classes=3).fit(lambda: class_batches(classes=3))
     calibrator = create(name)
     if not calibrator.needs_images:

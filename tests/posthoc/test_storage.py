@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save as to_safetensors
 
 from densecal.errors import InputError
-from densecal.posthoc import create, load, names, save
+from densecal.posthoc import create, find, load, names, save
 
 from .common import class_batches, crooked, histogram_of
 
@@ -33,7 +33,7 @@ def fitted_calibrator(name, classes=1):
     return create(name).fit(histogram_of(*crooked(3000)))
 
 
-KINDS = [(name, 1) for name in names() if name != "vector" and not name.startswith("test-")]
+KINDS = [(name, 1) for name in names() if find(name).binary and not name.startswith("test-")]
 KINDS += [(name, 3) for name in ("temperature", "vector", *NETWORKS)]
 
 
@@ -104,9 +104,9 @@ def error_of(tmp_path, content):
         ({**HEAD, "version": 2}, "format version 2; expected version 1"),
         ({**HEAD, "version": True}, "format version True"),
         ({**HEAD, "version": None}, "format version None"),
-        ({**HEAD, "method": "os.system"}, "'os.system'; expected one of beta"),
-        ({**HEAD, "method": ["temperature"]}, "expected one of beta"),
-        ({**HEAD, "method": None}, "expected one of beta"),
+        ({**HEAD, "method": "os.system"}, "'os.system'; expected one of argmax-preserving"),
+        ({**HEAD, "method": ["temperature"]}, "expected one of argmax-preserving"),
+        ({**HEAD, "method": None}, "expected one of argmax-preserving"),
         ({**HEAD, "classes": 0}, "classes 0"),
         ({**HEAD, "classes": 10**9}, "classes 1000000000"),
         ({**HEAD, "classes": "1"}, "classes 1; expected a whole number"),

@@ -27,6 +27,7 @@ from densecal.metrics.flips import count_flips, flip_rate
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
+from densecal.posthoc.pixel_sample import PixelSample
 from densecal.posthoc.risk_control import RiskControl, RiskCurve
 from densecal.runtime.engine import Engine, InProcesses
 from densecal.runtime.progress import Progress, silent, track
@@ -64,7 +65,7 @@ class MapData:
         images: Path | None = None,
         maps: MapOptions = AS_STORED,
     ) -> None:
-        plan = _one_plan(predictions, masks, maps, classes, ignore_index)
+        plan = one_plan(predictions, masks, maps, classes, ignore_index)
         self.pairs, self.maps, self.said = plan.pairs, plan.options, plan.said
         self.engine: Engine = InProcesses()
         self.classes = classes = plan.classes or 1
@@ -84,18 +85,37 @@ class MapData:
 
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels; integer maps are counted by level."""
-        histogram, done = LogitHistogram(), 0
-        chunks = [self.pairs[first : first + CHUNK] for first in range(0, len(self.pairs), CHUNK)]
-        calls = ((chunk, self.mask_void, self.maps) for chunk in chunks)
-        for chunk, part in zip(chunks, self.engine.map(count_logits, calls), strict=True):
-            histogram.merge(part)
+        return self.histograms([0] * len(self), progress)[0]
+
+    def histograms(self, parts: Sequence[int], progress: Progress = silent) -> list[LogitHistogram]:
+        """Count logits and labels of the images of part 0, 1, ... ."""
+        histograms, done = [LogitHistogram() for _ in range(max(parts) + 1)], 0
+        chunks = []
+        for part in range(len(histograms)):
+            own = [pair for pair, its in zip(self.pairs, parts, strict=True) if its == part]
+            chunks += [(part, own[first : first + CHUNK]) for first in range(0, len(own), CHUNK)]
+        calls = ((chunk, self.mask_void, self.maps) for _, chunk in chunks)
+        for (part, chunk), counted in zip(chunks, self.engine.map(count_logits, calls), strict=True):
+            histograms[part].merge(counted)
             done += len(chunk)
             progress("Reading maps", done, len(self.pairs))
-        return histogram
+        return histograms
+
+    def sample(self, limit: int, progress: Progress = silent) -> PixelSample:
+        """Return a sample of the pixels of K classes, with the numbers of their images."""
+        sample = PixelSample(self.classes, limit)
+        for number, batch in self.numbered_batches(progress):
+            sample.update(batch.logits, batch.masks, self.ignore_index, number)
+        return sample
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
         """Yield all images once, one at a time, or a large one in chunks."""
-        for pair in track(_ahead(self.pairs), "Reading maps", progress, len(self.pairs)):
+        for _, batch in self.numbered_batches(progress):
+            yield batch
+
+    def numbered_batches(self, progress: Progress = silent) -> Iterator[tuple[int, Batch]]:
+        """Yield what `batches` yields, with the number of the image."""
+        for number, pair in enumerate(track(_ahead(self.pairs), "Reading maps", progress, len(self.pairs))):
             if self.classes == 1:
                 read = read_foreground_pair(pair, self.mask_void, options=self.maps)
                 prediction = read.prediction
@@ -109,10 +129,11 @@ class MapData:
             masks = labels.astype(np.int64)[None]
             masks = masks[None] if self.classes == 1 else masks
             if self.images is not None:
-                yield Batch(map_logits(prediction), masks, _read_photograph(self.images, pair.stem, masks.shape[-2:]))
+                photograph = _read_photograph(self.images, pair.stem, masks.shape[-2:])
+                yield number, Batch(map_logits(prediction), masks, photograph)
             else:  # without images, pixels are independent, so a large map may come in chunks
                 for rows in row_chunks(masks.shape[-2:]):
-                    yield Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
+                    yield number, Batch(map_logits(prediction[..., rows, :]), masks[..., rows, :])
 
 
 def _ahead(pairs: list[Pair]) -> Iterator[Pair]:
@@ -177,7 +198,7 @@ def apply(
         Number of maps written, and the share of decisions that changed.
     """
     check_output_folder(out, [predictions, images])
-    plan = _one_plan(predictions, None, options, calibrator.num_classes)
+    plan = one_plan(predictions, None, options, calibrator.num_classes)
     maps, options = plan.pairs, plan.options
     if calibrator.needs_images and images is None:
         raise InputError(calibrator.method, "maps without images", "--images")
@@ -246,12 +267,24 @@ def control_risk(
         progress: Told how many maps are read.
         maps: How the maps are stored.
     """
+    return foreground_curve(predictions, masks, ignore_index, groups, progress, maps).control(alpha, groups is not None)
+
+
+def foreground_curve(
+    predictions: Path,
+    masks: Path,
+    ignore_index: int | None = None,
+    groups: Groups | None = None,
+    progress: Progress = silent,
+    maps: MapOptions = AS_STORED,
+) -> RiskCurve:
+    """Return misses and false alarms at every threshold of a folder of foreground maps; see `control_risk`."""
     curve, foreground = RiskCurve(), False
-    plan = _one_plan(predictions, masks, maps, 1, ignore_index)
+    plan = one_plan(predictions, masks, maps, 1, ignore_index)
     if plan.classes not in (None, 1):
         raise InputError(predictions, f"maps of {plan.classes} classes", f"--classes {plan.classes}")
     maps, ignore_index = plan.options, plan.ignore_index
-    for unit in _units(plan.pairs, groups, progress):
+    for unit in map_units(plan.pairs, groups, progress):
         part = RiskCurve()
         for pair in unit:
             read = read_foreground_pair(pair, ignore_index, options=maps)
@@ -262,7 +295,7 @@ def control_risk(
         curve.add_group(part)
     if not foreground:
         raise InputError(masks, one_sided(0, 0, curve.images), "foreground, of which some may be missed")
-    return curve.control(alpha, groups is not None)
+    return curve
 
 
 @dataclass(frozen=True)
@@ -304,10 +337,10 @@ def control_class_risks(
         progress: Told how many maps are read.
         maps: How the maps are stored.
     """
-    plan = _one_plan(predictions, masks, maps, classes, ignore_index)
+    plan = one_plan(predictions, masks, maps, classes, ignore_index)
     maps, void = plan.options, VOID if plan.ignore_index is None else plan.ignore_index
     curves = [RiskCurve() for _ in range(classes)]
-    for unit in _units(plan.pairs, groups, progress):
+    for unit in map_units(plan.pairs, groups, progress):
         parts = {label: RiskCurve() for label in range(classes)}
         for pair in unit:
             read = read_class_pair(pair, classes, void, options=maps)
@@ -332,7 +365,7 @@ def _control(curve: RiskCurve, alpha: float, groups: Groups | None) -> RiskContr
         raise
 
 
-def _one_plan(
+def one_plan(
     predictions: Path, masks: Path | None, options: MapOptions, classes: int, ignore_index: int | None = None
 ) -> Plan:
     """Return which maps belong to which masks, where a command takes one region of several."""
@@ -343,7 +376,7 @@ def _one_plan(
     return plan
 
 
-def _units(pairs: Sequence[Pair], groups: Groups | None, progress: Progress) -> Iterator[list[Pair]]:
+def map_units(pairs: Sequence[Pair], groups: Groups | None, progress: Progress) -> Iterator[list[Pair]]:
     """Yield the pairs of every group, or every pair alone."""
     units: dict[str, list[Pair]] = {}
     stems = [pair.stem for pair in pairs]

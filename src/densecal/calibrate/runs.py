@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from densecal.io.masks import VOID
 from densecal.io.run_files import run_files
 from densecal.metrics.calibration import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
+from densecal.posthoc.pixel_sample import PixelSample
 from densecal.prediction.batches import group_by_pixels
 from densecal.prediction.predictor import load_predictor, own_calibrator_error
 from densecal.runtime.lock import lock_folder
@@ -67,6 +68,20 @@ class RunData:
     def histogram(self, progress: Progress = silent) -> LogitHistogram:
         """Count logits and labels of all pixels."""
         return _count_logits(self.batches(progress))
+
+    def histograms(self, parts: Sequence[int], progress: Progress = silent) -> list[LogitHistogram]:
+        """Count logits and labels of the images of part 0, 1, ... ."""
+        histograms = [LogitHistogram() for _ in range(max(parts) + 1)]
+        for part, batch in zip(parts, self.batches(progress), strict=True):
+            histograms[part].update(batch.logits, batch.masks)
+        return histograms
+
+    def sample(self, limit: int, progress: Progress = silent) -> PixelSample:
+        """Return a sample of the pixels of K classes, with the numbers of their images."""
+        sample = PixelSample(self.classes, limit)
+        for number, batch in enumerate(self.batches(progress)):
+            sample.update(batch.logits, batch.masks, self.ignore_index, number)
+        return sample
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
         """Yield all images once, one at a time, on the model's device; the network sees several at a time."""

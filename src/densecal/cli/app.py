@@ -42,9 +42,9 @@ COMMANDS = {
         "report",
         "Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.",
     ),
-    "calibrate": ("calibrate", "Fit a post-hoc calibrator, and apply one to maps."),
+    "calibrate": ("calibrate", "Fit a post-hoc calibrator, choose one, and apply it to maps."),
     "risk-control": (
-        "calibrate",
+        "risk_control",
         "Find the threshold that misses at most a share alpha of the foreground of a new image, on average.",
     ),
     "shift": (

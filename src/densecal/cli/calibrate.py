@@ -1,4 +1,4 @@
-"""`densecal calibrate` and `risk-control`."""
+"""`densecal calibrate fit` and `apply`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from densecal.cli import calibrate_prior, calibrate_select
 from densecal.cli.app import app
+from densecal.cli.calibrate_group import calibrate_app
 from densecal.cli.common import (
-    GROUPS_HELP,
     MASKS_HELP,
     Force,
     check_targets,
@@ -18,7 +19,6 @@ from densecal.cli.common import (
     print_line,
     print_note,
     progress_bar,
-    read_groups,
     tell_layouts,
     tell_unfinished,
 )
@@ -41,10 +41,11 @@ from densecal.io.atomic import STDOUT
 from densecal.io.map_options import AS_STORED
 
 if TYPE_CHECKING:
-    from densecal.calibrate.folders import ClassRisk, MapData
+    from densecal.calibrate.folders import MapData
     from densecal.calibrate.runs import RunData
 
-calibrate_app = typer.Typer(help="Fit a post-hoc calibrator, and apply one to maps.", no_args_is_help=True)
+__all__ = ["calibrate_prior", "calibrate_select"]  # whose commands belong to the same group
+
 app.add_typer(calibrate_app, name="calibrate")
 
 
@@ -52,7 +53,7 @@ app.add_typer(calibrate_app, name="calibrate")
 def calibrate_fit(
     method: Annotated[
         str,
-        typer.Argument(help="temperature, vector, platt, isotonic, histogram, beta, local-temperature or selective."),
+        typer.Argument(help="Its name, such as temperature; a wrong one lists them all, `select` chooses one."),
     ],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
     masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,
@@ -176,120 +177,6 @@ def calibrate_apply(
     low, high = applied.flip_ci
     interval = "" if math.isnan(low) else f" (95 % interval {100 * low:.3f} to {100 * high:.3f})"
     print_line(f"{out}: {applied.maps:,} maps; {100 * applied.flip_rate:.3f} % of decisions changed{interval}")
-
-
-@app.command("risk-control")
-def risk_control(
-    predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps, or of softmax maps (--classes).")],
-    masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
-    alpha: Annotated[float, typer.Option(help="Largest false-negative rate to accept, on average.")] = 0.1,
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
-    groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
-    force: Force = False,
-) -> None:
-    """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
-
-    The guarantee (conformal risk control) holds for new images of the same kind. It needs at least 1/alpha - 1
-    images with masks. The other figures show its price: how much is called foreground. With `--groups` all this is
-    said of groups, such as patients. With `--classes` every class has a threshold of its own, and the guarantee is
-    for new images that show the class. Exits with 3 if a guarantee is met only by
-    calling every pixel foreground, or if too few images show a class.
-
-    Examples:
-
-    * `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
-
-    * `densecal risk-control val-maps/ val-masks/ --groups patients.csv`
-
-    * `densecal risk-control softmax/ labels/ --classes 11 --ignore-index 11`
-    """
-    check_targets(json)
-    from densecal.calibrate.folders import ClassRisk as Risk
-    from densecal.calibrate.folders import control_class_risks, control_risk
-    from densecal.data.pairs import find_plan
-    from densecal.io.atomic import write_json
-    from densecal.io.outputs import check_outputs
-    from densecal.io.pairs import pair_files
-
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
-    plan = find_plan(predictions, masks, maps, classes, ignore_index)
-    classes = plan.classes
-    check_outputs("risk-control", [(json, "json")], pair_files(plan.pairs), force)
-    tell_layouts(predictions, plan.said)
-    grouping = read_groups(groups)
-    unit = "image" if grouping is None else "group"
-    with progress_bar() as report:
-        if classes is None or classes == 1:
-            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps)
-            risks = [Risk(1, result.images, result.groups or result.images, result)]
-        else:
-            risks = control_class_risks(predictions, masks, classes, alpha, ignore_index, grouping, report, maps)
-    problems = []
-    for risk in risks:
-        name = "foreground" if len(risks) == 1 else f"class {risk.label}"
-        for line in _risk_lines(risk, name, unit):
-            print_line(line, json)
-        problems += _risk_problems(risk, alpha, name, unit)
-    if json:
-        entries = [_risk_entry(risk) for risk in risks]
-        content = entries[0] if len(risks) == 1 else {"alpha": alpha, "classes": entries}
-        write_json(json, {"densecal": "risk-control", "version": 1, **content})
-    for problem in problems:
-        print_note(f"densecal: risk-control: {problem}")
-    if problems:
-        raise typer.Exit(3)
-
-
-def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
-    """Return the threshold of a class, what it guarantees, and what it costs."""
-    result = risk.control
-    if result is None:
-        return []
-    many = f"{result.images:,} images" + (f" in {risk.units:,} groups" if unit == "group" else "")
-    return [
-        f"{name} is p >= {result.threshold:g} (lambda {result.lam:g}), from {many}",
-        f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * result.alpha:g} % expected on a new "
-        + unit + ("" if name == "foreground" else " that shows it"),
-        f"  false-positive rate  {100 * result.fpr:.2f} %",
-        f"  called {name:<13} {100 * result.set_size:.2f} % of an image",
-    ]  # fmt: skip
-
-
-def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[str]:
-    """Return why the guarantee for a class is of no use, if it is not."""
-    result = risk.control
-    if result is None:
-        needed = math.ceil(1.0 / alpha - 1.0 - 1e-12)
-        return [f"{name}: {risk.units} {unit}s show it; expected at least {needed} (1/alpha - 1) for a threshold"]
-    if not result.is_trivial:
-        return []
-    smallest = result.smallest_alpha
-    way_out = (
-        "no alpha below 1 does better" if math.isnan(smallest) else f"the smallest alpha without that is {smallest:g}"
-    )
-    return [f"{name}: alpha {alpha:g} is met only by calling every pixel {name}, which is of no use; {way_out}"]
-
-
-def _risk_entry(risk: ClassRisk) -> dict[str, object]:
-    """Return the threshold of a class as JSON has it."""
-    from dataclasses import asdict
-
-    if risk.control is None:
-        return {"class": risk.label, "threshold": None, "images": risk.images}
-    entry = asdict(risk.control)
-    return {"class": risk.label, "lambda": entry.pop("lam"), **entry, "trivial": risk.control.is_trivial}
 
 
 def _parameters(data: dict[str, object]) -> str:

@@ -49,7 +49,7 @@ _HEAD_BYTES = 1024
 _MOST_NAME_BYTES = 255
 """The limit of every common file system."""
 
-_MARKS = {"calibrate fit": "calibrator"}
+_MARKS = dict.fromkeys(("calibrate fit", "calibrate select", "calibrate prior"), "calibrator")
 """What files call themselves, where it is not the name of the command."""
 
 Identity = tuple[int, int] | str | None

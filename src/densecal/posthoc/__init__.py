@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from densecal.posthoc.base import Batch, Batches, Calibrator
 from densecal.posthoc.logit_histogram import LogitHistogram
-from densecal.posthoc.registry import create, find, names, options, register
+from densecal.posthoc.registry import applicable, create, find, names, options, register
 from densecal.posthoc.storage import calibrator_files, load, save
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Batches",
     "Calibrator",
     "LogitHistogram",
+    "applicable",
     "calibrator_files",
     "create",
     "find",

@@ -60,6 +60,7 @@ class Calibrator(ABC):
         binary: Whether it can calibrate one sigmoid logit.
         multiclass: Whether it can calibrate K softmax logits.
         needs_images: Whether it needs the images beside the logits.
+        needs_target: Whether a fit changes nothing before it has seen unlabelled data of a target.
         tables: Parameters, NumPy arrays of float64, which are written as JSON.
     """
 
@@ -67,6 +68,7 @@ class Calibrator(ABC):
     binary: ClassVar[bool] = True
     multiclass: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
+    needs_target: ClassVar[bool] = False
     tables: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, num_classes: int = 1) -> None:

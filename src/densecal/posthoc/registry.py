@@ -50,3 +50,13 @@ def create(name: str, **given: Any) -> Calibrator:
     """
     calibrator: Calibrator = CALIBRATORS.create(name, **given)
     return calibrator
+
+
+def applicable(classes: int) -> list[str]:
+    """List the calibrators that labelled logits alone determine, for one logit (1) or K classes."""
+    kinds = {name: find(name) for name in names() if name not in NETWORKS}
+    return [
+        name
+        for name, kind in kinds.items()
+        if (kind.multiclass if classes > 1 else kind.binary) and not (kind.needs_images or kind.needs_target)
+    ]

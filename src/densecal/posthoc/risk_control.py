@@ -85,7 +85,7 @@ class RiskCurve:
         self.units = 0
         self.with_background = 0
         # Entry t belongs to the threshold t / steps.
-        self._misses, self._false_alarms, self._sizes = np.zeros((3, steps + 1))
+        self._misses, self._false_alarms, self._sizes, self._false_discoveries = np.zeros((4, steps + 1))
 
     def update(self, probabilities: NDArray[Any], mask: NDArray[np.bool_]) -> None:
         """Add an image.
@@ -109,6 +109,7 @@ class RiskCurve:
         self.images += 1
         self.units += 1
         self._sizes += (hits + alarms) / mask.size
+        self._false_discoveries += alarms / np.maximum(hits + alarms, 1)
         if hits[0]:
             self._misses += (hits[0] - hits) / hits[0]
         if alarms[0]:
@@ -125,6 +126,7 @@ class RiskCurve:
         self._misses += other._misses
         self._false_alarms += other._false_alarms
         self._sizes += other._sizes
+        self._false_discoveries += other._false_discoveries
 
     def add_group(self, group: RiskCurve) -> None:
         """Add a group of images as one unit: the means over its images."""
@@ -134,9 +136,24 @@ class RiskCurve:
         self.units += 1
         self._misses += group._misses / group.images
         self._sizes += group._sizes / group.images
+        self._false_discoveries += group._false_discoveries / group.images
         if group.with_background:
             self._false_alarms += group._false_alarms / group.with_background
             self.with_background += 1
+
+    def costs(self, t: int) -> dict[str, float]:
+        """Return the mean figures of these units at the threshold t / steps, by name."""
+        n = self.units
+        return {
+            "miss_rate": float(self._misses[t]) / n,
+            "false_discovery_rate": float(self._false_discoveries[t]) / n,
+            "fpr": float(self._false_alarms[t]) / self.with_background if self.with_background else math.nan,
+            "set_size": float(self._sizes[t]) / n,
+        }
+
+    def risks(self, kind: str) -> Floats:
+        """Return the mean loss at every threshold: ``misses`` or ``precision`` (false discoveries)."""
+        return np.asarray((self._misses if kind == "misses" else self._false_discoveries) / self.units)
 
     def control(self, alpha: float, grouped: bool = False) -> RiskControl:
         """Return the highest threshold whose false-negative rate is controlled at alpha.

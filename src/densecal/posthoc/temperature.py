@@ -12,7 +12,7 @@ from scipy.special import expit
 from densecal.errors import InputError
 from densecal.metrics.arrays import Array, cast, namespace, softmax, take, to_host
 from densecal.posthoc.base import Batches, Calibrator, pixel_chunks
-from densecal.posthoc.logit_histogram import Floats, LogitHistogram
+from densecal.posthoc.logit_histogram import Floats
 from densecal.posthoc.registry import register
 
 MAX_PASSES = 60
@@ -47,13 +47,13 @@ class Temperature(Calibrator):
             raise ValueError(f"temperature {float(self.temperature)}; expected a number above 0")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
-        s = _from_batches(data, self.num_classes, ignore_index) if self.num_classes > 1 else _from_histogram(data)
+        K = self.num_classes
+        s = _from_batches(data, K, ignore_index) if K > 1 else inverse_temperature(*data.by_label())
         self.set_table("temperature", 1.0 / s)
 
 
-def _from_histogram(histogram: LogitHistogram) -> float:
-    """Return the root s of f(s) = mean((sigmoid(s z) - y) z), which rises with s."""
-    z, y, n = histogram.by_label()
+def inverse_temperature(z: Floats, y: Floats, n: Floats) -> float:
+    """Return the best 1/T of n pixels with logit z and label y: the root s of mean((sigmoid(s z) - y) z)."""
     _check_solvable(bool(np.any((2 * y - 1) * z < 0)), slope_at_zero=float(n @ ((0.5 - y) * z)))
     f = _slope(z, y, n)
     low, high = 1.0, 1.0

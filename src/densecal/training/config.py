@@ -285,12 +285,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_calibrator(self) -> Config:
-        kinds = {name: posthoc.registry.find(name) for name in posthoc.names()}
-        fitting = [
-            name
-            for name, kind in kinds.items()
-            if not kind.needs_images and (kind.multiclass if self.data.classes > 1 else kind.binary)
-        ]
+        fitting = posthoc.applicable(self.data.classes)
         if self.model.calibrator not in (None, *fitting):
             raise ValueError(f"model.calibrator is {self.model.calibrator!r}; expected one of {', '.join(fitting)}")
         return self

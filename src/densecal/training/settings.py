@@ -137,8 +137,7 @@ def _known_names(key: str) -> str:
     if key == "method.name":
         return _choice(methods.names())
     if key == "model.calibrator":
-        kinds = [name for name in posthoc.names() if not posthoc.registry.find(name).needs_images]
-        return _choice([*kinds, "null"])
+        return _choice([*sorted({*posthoc.applicable(1), *posthoc.applicable(2)}), "null"])
     return ""
 
 

@@ -1,0 +1,67 @@
+"""`densecal calibrate prior`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from densecal.cli.calibrate_group import calibrate_app
+from densecal.cli.common import MASKS_HELP, Force, check_targets, print_line, print_note, progress_bar
+from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
+from densecal.errors import InputError
+from densecal.io.atomic import STDOUT
+
+
+@calibrate_app.command("prior")
+def calibrate_prior(
+    predictions: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the source.")],
+    masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
+    target: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the target, without masks.")],
+    out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
+    force: Force = False,
+) -> None:
+    """Adapt calibrated maps to data without labels in which classes have other frequencies.
+
+    It ASSUMES label shift: only the frequencies of the classes differ between source and target, and each class looks
+    as it did. Unlabelled data cannot confirm that, and where it is wrong (another camera, another disease), the result
+    is worse than before. The frequencies of the source are counted in its masks, those of the target are estimated
+    from its maps by maximum likelihood, which is what EM (Saerens 2002) converges to.
+
+    Example: `densecal calibrate prior calibrated-val/ val-masks/ calibrated-target/ --out prior.json`
+    """
+    if out != STDOUT and out.suffix.lower() != ".json":
+        raise InputError("--out", str(out), "a name that ends in .json")
+    check_targets(out)
+    from itertools import chain
+
+    from densecal import posthoc
+    from densecal.calibrate.folders import MapData
+    from densecal.calibrate.prior import fit_prior
+    from densecal.data.pairs import find_maps
+    from densecal.io.outputs import check_outputs
+
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
+    data = MapData(predictions, masks, classes or 1, ignore_index, None, maps)
+    reads = chain(data.files(), (pair.prediction for pair in find_maps(target, maps.strip_suffix)))
+    check_outputs("calibrate prior", [(out, "json")], reads, force)
+    with progress_bar() as report:
+        calibrator, images = fit_prior(data, target, report)
+    posthoc.save(calibrator, out)
+    print_line(f"{out}: prior-shift from {len(data):,} images to {images:,} without labels", out)
+    names = ["background", "foreground"] if data.classes == 1 else [f"class {k}" for k in range(data.classes)]
+    for name, source, shifted in zip(names, calibrator.source, calibrator.target, strict=True):
+        print_line(f"  {name:<11} {100 * source:6.2f} % -> {100 * shifted:6.2f} %", out)
+    print_note(
+        "note: this assumes that only the frequencies of the classes differ, which unlabelled maps cannot confirm"
+    )

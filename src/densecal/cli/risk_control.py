@@ -1,0 +1,281 @@
+"""`densecal risk-control`."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from densecal.cli.app import app
+from densecal.cli.common import (
+    GROUPS_HELP,
+    MASKS_HELP,
+    Force,
+    check_targets,
+    print_line,
+    print_note,
+    progress_bar,
+    read_groups,
+    tell_layouts,
+)
+from densecal.cli.map_options import (
+    Axes,
+    ChannelsLast,
+    Format,
+    Key,
+    Logits,
+    MaxValue,
+    Multilabel,
+    Normalise,
+    RegionName,
+    StripSuffix,
+    map_options,
+)
+from densecal.errors import InputError
+
+if TYPE_CHECKING:
+    from densecal.calibrate.folders import ClassRisk
+    from densecal.posthoc.high_probability import ConfidentControl
+    from densecal.posthoc.margins import Margin
+    from densecal.posthoc.prediction_sets import SetControl
+
+    Found: TypeAlias = ConfidentControl | SetControl | Margin
+
+
+class Control(StrEnum):
+    """What is controlled."""
+
+    misses = "misses"
+    precision = "precision"
+    sets = "sets"
+    margin = "margin"
+
+
+@app.command("risk-control")
+def risk_control(
+    predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps, or of softmax maps (--classes).")],
+    masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
+    alpha: Annotated[
+        float, typer.Option(help="Largest loss to accept: the share missed, unless --control says.")
+    ] = 0.1,
+    control: Annotated[
+        Control,
+        typer.Option(help="misses, precision (false alarms), sets (of classes per pixel) or margin (around masks)."),
+    ] = Control.misses,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Hold with probability 1 - delta over calibration sets, not on average; precision: 0.1."),
+    ] = None,
+    score: Annotated[str, typer.Option(help="For sets: thr (smallest), aps or raps (never empty).")] = "thr",
+    coverage: Annotated[float, typer.Option(help="For margin: share of the foreground to cover.")] = 0.95,
+    shape: Annotated[str, typer.Option(help="For margin: disc, square or cross.")] = "disc",
+    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    logits: Logits = False,
+    channels_last: ChannelsLast = False,
+    key: Key = None,
+    max_value: MaxValue = None,
+    strip_suffix: StripSuffix = None,
+    normalise: Normalise = False,
+    axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
+    force: Force = False,
+) -> None:
+    """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
+
+    The guarantee (conformal risk control) holds for new images of the same kind. It needs at least 1/alpha - 1
+    images with masks. The other figures show its price: how much is called foreground. With `--groups` all this is
+    said of groups, such as patients. With `--classes` every class has a threshold of its own, and the guarantee is
+    for new images that show the class. Exits with 3 if a guarantee is met only by
+    calling every pixel foreground, or if too few images show a class.
+
+    `--delta` makes the promise about these very images: with probability 1 - delta over sets of calibration images, the
+    expected loss of a new image is at most alpha. `--control precision` bounds the share of what is called foreground
+    that is background. `--control sets` finds, for K classes, the set of classes of every pixel that lacks the true
+    class at a share alpha of the pixels. `--control margin` finds by how many pixels to grow predicted masks so that
+    they cover the share `--coverage` of the foreground of a new image with probability 1 - alpha.
+
+    Examples:
+
+    * `densecal risk-control val-maps/ val-masks/ --alpha 0.05 --json threshold.json`
+
+    * `densecal risk-control val-maps/ val-masks/ --groups patients.csv`
+
+    * `densecal risk-control softmax/ labels/ --classes 11 --ignore-index 11`
+
+    * `densecal risk-control val-maps/ val-masks/ --alpha 0.1 --delta 0.05`
+
+    * `densecal risk-control val-maps/ val-masks/ --control precision --alpha 0.2`
+
+    * `densecal risk-control softmax/ labels/ --classes 11 --ignore-index 11 --control sets --score aps`
+
+    * `densecal risk-control val-maps/ val-masks/ --control margin --coverage 0.9`
+    """
+    check_targets(json)
+    from densecal.calibrate.folders import ClassRisk as Risk
+    from densecal.calibrate.folders import control_class_risks, control_risk, foreground_curve
+    from densecal.calibrate.guarantees import control_margin, control_sets
+    from densecal.data.pairs import find_plan
+    from densecal.io.atomic import write_json
+    from densecal.io.outputs import check_outputs
+    from densecal.io.pairs import pair_files
+    from densecal.posthoc.high_probability import control as control_confidently
+
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
+    plan = find_plan(predictions, masks, maps, classes, ignore_index)
+    classes = plan.classes
+    check_outputs("risk-control", [(json, "json")], pair_files(plan.pairs), force)
+    tell_layouts(predictions, plan.said)
+    grouping = read_groups(groups)
+    unit = "image" if grouping is None else "group"
+    _check_options(control, classes, delta)
+    if control is not Control.misses or delta is not None:
+        with progress_bar() as report:
+            if control is Control.sets:
+                found: Found = control_sets(
+                    predictions, masks, classes or 1, score, alpha, delta, ignore_index, grouping, report, maps
+                )
+            elif control is Control.margin:
+                found = control_margin(predictions, masks, coverage, shape, alpha, ignore_index, grouping, report, maps)
+            else:
+                curve = foreground_curve(predictions, masks, ignore_index, grouping, report, maps)
+                found = control_confidently(curve, control.value, alpha, delta or 0.1, grouping is not None)
+        _tell(found, unit, json)
+        return
+    with progress_bar() as report:
+        if classes is None or classes == 1:
+            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps)
+            risks = [Risk(1, result.images, result.groups or result.images, result)]
+        else:
+            risks = control_class_risks(predictions, masks, classes, alpha, ignore_index, grouping, report, maps)
+    problems = []
+    for risk in risks:
+        name = "foreground" if len(risks) == 1 else f"class {risk.label}"
+        for line in _risk_lines(risk, name, unit):
+            print_line(line, json)
+        problems += _risk_problems(risk, alpha, name, unit)
+    if json:
+        entries = [_risk_entry(risk) for risk in risks]
+        content = entries[0] if len(risks) == 1 else {"alpha": alpha, "classes": entries}
+        write_json(json, {"densecal": "risk-control", "version": 1, **content})
+    for problem in problems:
+        print_note(f"densecal: risk-control: {problem}")
+    if problems:
+        raise typer.Exit(3)
+
+
+def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
+    """Return the threshold of a class, what it guarantees, and what it costs."""
+    result = risk.control
+    if result is None:
+        return []
+    many = f"{result.images:,} images" + (f" in {risk.units:,} groups" if unit == "group" else "")
+    return [
+        f"{name} is p >= {result.threshold:g} (lambda {result.lam:g}), from {many}",
+        f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * result.alpha:g} % expected on a new "
+        + unit + ("" if name == "foreground" else " that shows it"),
+        f"  false-positive rate  {100 * result.fpr:.2f} %",
+        f"  called {name:<13} {100 * result.set_size:.2f} % of an image",
+    ]  # fmt: skip
+
+
+def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[str]:
+    """Return why the guarantee for a class is of no use, if it is not."""
+    result = risk.control
+    if result is None:
+        needed = math.ceil(1.0 / alpha - 1.0 - 1e-12)
+        return [f"{name}: {risk.units} {unit}s show it; expected at least {needed} (1/alpha - 1) for a threshold"]
+    if not result.is_trivial:
+        return []
+    smallest = result.smallest_alpha
+    way_out = (
+        "no alpha below 1 does better" if math.isnan(smallest) else f"the smallest alpha without that is {smallest:g}"
+    )
+    return [f"{name}: alpha {alpha:g} is met only by calling every pixel {name}, which is of no use; {way_out}"]
+
+
+def _risk_entry(risk: ClassRisk) -> dict[str, object]:
+    """Return the threshold of a class as JSON has it."""
+    from dataclasses import asdict
+
+    if risk.control is None:
+        return {"class": risk.label, "threshold": None, "images": risk.images}
+    entry = asdict(risk.control)
+    return {"class": risk.label, "lambda": entry.pop("lam"), **entry, "trivial": risk.control.is_trivial}
+
+
+def _check_options(control: Control, classes: int | None, delta: float | None) -> None:
+    """Refuse options that do not go together."""
+    several = (classes or 1) > 1
+    if control is Control.sets and not several:
+        raise InputError("--control sets", "one foreground probability", "--classes K, and maps of K classes")
+    if several and (
+        control in (Control.precision, Control.margin) or (control is Control.misses and delta is not None)
+    ):
+        raise InputError("--classes", f"{control} with {classes} classes", "maps of one foreground probability")
+    if control is Control.margin and delta is not None:
+        raise InputError("--delta", str(delta), "nothing, because a margin's alpha is a probability already")
+
+
+def _tell(found: Found, unit: str, json: Path | None) -> None:
+    """Print what was found and write it; exit with 3 if it is of no use."""
+    from dataclasses import asdict
+
+    from densecal.io.atomic import write_json
+
+    for line in _lines(found, unit):
+        print_line(line, json)
+    if json:
+        figures = {name: _finite(value) for name, value in asdict(found).items()}
+        write_json(json, {"densecal": "risk-control", "version": 1, **figures, "trivial": found.is_trivial})
+    if found.is_trivial:
+        print_note(f"densecal: risk-control: alpha {found.alpha:g} is met only in a way that is of no use")
+        raise typer.Exit(3)
+
+
+def _finite(value: object) -> object:
+    """Return a figure as JSON has it, which has no infinite numbers."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines(found: Found, unit: str) -> list[str]:
+    """Return what is promised, and what it costs on these images."""
+    from densecal.posthoc.margins import Margin
+    from densecal.posthoc.prediction_sets import SetControl
+
+    many = f"{found.images:,} images" + (f" in {found.groups:,} groups" if found.groups else "")
+    if isinstance(found, Margin):
+        before = f"without margin {100 * found.covered_before:.2f} %"
+        return [
+            f"masks grow by {found.pixels:g} pixels ({found.shape}), from {many}",
+            f"  {100 * found.coverage:g} % of the foreground of a new {unit} is covered with probability "
+            f"{100 * (1 - found.alpha):g} %; here in {100 * found.covered:.2f} %, {before}",
+            f"  inside the masks: {100 * found.set_size:.2f} % of an image, "
+            f"without margin {100 * found.set_size_before:.2f} %",
+        ]
+    surely = "expected" if found.delta is None else f"with probability {100 * (1 - found.delta):g} %"
+    if isinstance(found, SetControl):
+        return [
+            f"the set of a pixel is the classes of score <= {found.threshold:g} ({found.score}), from {many}",
+            f"  pixels without their class  {100 * (1 - found.coverage):.2f} % here, at most {100 * found.alpha:g} % "
+            f"{surely} on a new {unit}",
+            f"  classes per pixel           {found.set_size:.3f}",
+            f"  pixels without any class    {100 * found.empty:.2f} %",
+        ]
+    own = " <-" if found.kind == "misses" else ""
+    other = " <-" if found.kind == "precision" else ""
+    return [
+        f"foreground is p >= {found.threshold:g}, from {many}",
+        f"  promised on a new {unit}: at most {100 * found.alpha:g} % {surely}, of the figure marked",
+        f"  false-negative rate   {100 * found.miss_rate:.2f} %{own}",
+        f"  false-discovery rate  {100 * found.false_discovery_rate:.2f} %{other}",
+        f"  false-positive rate   {100 * found.fpr:.2f} %",
+        f"  called foreground     {100 * found.set_size:.2f} % of an image",
+    ]
