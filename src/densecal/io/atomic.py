@@ -21,7 +21,7 @@ from densecal.io.regular import kind_of
 from densecal.io.urls import is_remote, write_bytes
 from densecal.names import storable
 
-SIGNIFICANT_DIGITS = 10
+SIGNIFICANT_DIGITS = 13
 STDOUT = Path("-")
 _NAME_PART = 40
 _TEMPORARY = re.compile(r"\.(.*)\.[a-z0-9_]{8}\.tmp")
@@ -95,12 +95,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, atomically: floats with ten significant digits, NaN and infinity as null."""
+    """Write JSON, atomically: floats with thirteen significant digits, NaN and infinity as null."""
     write_text(path, json.dumps(round_floats(value), indent=1, ensure_ascii=False) + "\n")
 
 
 def round_floats(value: Any) -> Any:
-    """Return a copy for JSON: floats with ten significant digits, NaN and infinity as ``None``, storable text."""
+    """Return a copy for JSON: floats with thirteen significant digits, NaN and infinity as ``None``, storable text."""
     if isinstance(value, dict):
         return {storable(str(key)): round_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
