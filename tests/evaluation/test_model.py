@@ -10,7 +10,13 @@ from PIL import Image
 
 from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
-from densecal.evaluation.model import evaluate_model, evaluate_model_by_bins, load_image_set, model_outputs
+from densecal.evaluation.model import (
+    _flip_counts,
+    evaluate_model,
+    evaluate_model_by_bins,
+    load_image_set,
+    model_outputs,
+)
 from densecal.evaluation.worker import Settings
 from densecal.io.groups import Groups
 from densecal.metrics import CalibrationMeter, intervals
@@ -68,7 +74,9 @@ def test_calibrators_are_scored_in_the_same_pass(folder):
     found = evaluate_model(bright, data, {"raw": None, "halved": lambda z, images: (z / 2).double().sigmoid()})
     alone = evaluate_model(lambda x: bright(x) / 2, data)["model"].record.calibration
     halved = found["halved"].record.calibration
-    assert halved.figures == pytest.approx(alone.figures, abs=1e-6, nan_ok=True)
+    assert "flip_rate" not in found["raw"].record.calibration
+    assert halved["flip_rate"] == 0
+    assert halved.figures == pytest.approx({**alone.figures, "flip_rate": 0.0}, abs=1e-6, nan_ok=True)
     assert found["raw"].record.calibration["nll"] != pytest.approx(halved["nll"], abs=1e-3)
 
 
@@ -142,3 +150,16 @@ def test_intervals_resample_the_groups_of_a_set(folder):
     assert grouped.record.calibration.ci == expected
     with pytest.raises(InputError, match="no group for '4'"):
         load_image_set("set", folder, size=32, groups=Groups("[0-3]"), workers=1)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_flips_are_the_valid_decisions_that_a_calibrator_changes(classes):
+    rng = torch.Generator().manual_seed(0)
+    z, p = torch.randn(2, 4, classes, 5, 6, generator=rng)
+    p = p.sigmoid() if classes == 1 else p.softmax(dim=1)
+    y = torch.randint(0, 2, (4, 5, 6), generator=rng)
+    y[:, 0] = 255  # the first row is void
+    before, after = (z > 0, p > 0.5) if classes == 1 else (z.argmax(1, keepdim=True), p.argmax(1, keepdim=True))
+    changed = (before != after)[:, 0, 1:].sum(dim=(1, 2))
+    assert _flip_counts(z, p, y, 255).tolist() == [[4 * 6, int(n)] for n in changed]
+    assert _flip_counts(z, p, y, None)[:, 0].tolist() == [30] * 4

@@ -19,11 +19,12 @@ from densecal.data import open_source
 from densecal.data.decoding import Reading, decode_all
 from densecal.errors import InputError
 from densecal.evaluation.folders import Evaluation
-from densecal.evaluation.record import VALIDATION, Entropy
+from densecal.evaluation.record import VALIDATION, Calibration, Entropy
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings
 from densecal.io.groups import Groups
 from densecal.metrics.fine_bins import histograms
+from densecal.metrics.flips import flip_rate
 from densecal.metrics.overlap import level_overlaps
 from densecal.metrics.segmentation import SegmentationMeter
 from densecal.runtime.prefetch import prefetch
@@ -176,8 +177,9 @@ def evaluate_model_by_bins(
         names = [data.names[i] for i in samples]
         for name, calibrate in calibrators.items():
             p = _probabilities(z, images, calibrate)
+            flips = None if calibrate is None else _flip_counts(z, p, y, scores[0][name].total.meter.ignore_index)
             for by_name in scores:
-                by_name[name].add(names, p, y)
+                by_name[name].add(names, p, y, flips)
         done += len(samples)
         progress(f"Evaluating on {data.name}", done, len(data))
     return [{name: score.evaluation(name, data) for name, score in by_name.items()} for by_name in scores]
@@ -292,10 +294,13 @@ class _Scores:
         self.levels: list[Tensor] = []
         self.confusion: Tensor | int = 0
         self.overlaps: list[Tensor] = []
+        self.flips: list[Tensor] = []
 
     @torch.inference_mode()
-    def add(self, names: list[str], p: Tensor, y: Tensor) -> None:
+    def add(self, names: list[str], p: Tensor, y: Tensor, flips: Tensor | None = None) -> None:
         self.total.stems += names
+        if flips is not None:
+            self.flips.append(flips)
         self.total.meter.update(p, y)
         self._add_entropy(p, y)
         if self.binary:
@@ -338,7 +343,21 @@ class _Scores:
         entropy = Entropy(tuple(self.histogram.tolist()), tuple(torch.cat(self.entropies).tolist()))
         groups = None if data.groups is None else data.groups.of(self.total.stems)
         record = replace(self.total.record(name, data.name, groups=groups), entropy=entropy)
+        if self.flips:
+            rate, ends = flip_rate(torch.cat(self.flips).cpu().numpy(), groups)
+            figures, ci = record.calibration.figures, record.calibration.ci
+            calibration = Calibration({**figures, "flip_rate": rate}, {**ci, "flip_rate": ends})
+            record = replace(record, calibration=calibration)
         return Evaluation(record, self.total.stems, self.total.meter.sketch.image_rows(), groups)
+
+
+@torch.inference_mode()
+def _flip_counts(z: Tensor, p: Tensor, y: Tensor, ignore_index: int | None) -> Tensor:
+    """Return the valid pixels of every image, and those whose decision a calibrator changed, (B, 2)."""
+    binary = z.shape[1] == 1
+    changed = (z[:, 0].double().sigmoid() > 0.5) != (p[:, 0] > 0.5) if binary else z.argmax(dim=1) != p.argmax(dim=1)
+    valid = torch.ones_like(changed) if ignore_index is None else y != ignore_index
+    return torch.stack([valid.flatten(1).sum(1), (changed & valid).flatten(1).sum(1)], dim=1)
 
 
 def _level_counts(p: Tensor, y: Tensor) -> Tensor:

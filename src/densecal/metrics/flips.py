@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,17 @@ def decisions(values: Array, space: int) -> Array:
     return np.asarray(values > half)
 
 
-def flip_rate(counts: NDArray[np.generic]) -> tuple[float, tuple[float, float]]:
+def flip_rate(counts: NDArray[np.generic], groups: Sequence[str] | None = None) -> tuple[float, tuple[float, float]]:
     """Return the share of changed decisions over all images, and its 95 % interval from resampled images.
 
     Args:
         counts: Pixels and changed decisions of every image, (images, 2).
+        groups: The group of every image, where the interval resamples groups.
     """
-    if not len(counts):
+    if not len(counts) or not counts[:, 0].any():
         return math.nan, (math.nan, math.nan)
     table: Floats = np.zeros((len(counts), len(ROW_SCALARS) + 1))
     table[:, 0] = counts[:, 0]
     # A share of pixels is a ratio of sums over images, as accuracy is.
     table[:, ROW_SCALARS.index("correct")] = counts[:, 1]
-    return float(table[:, 1].sum() / table[:, 0].sum()), intervals(table)["accuracy"]
+    return float(table[:, 1].sum() / table[:, 0].sum()), intervals(table, groups)["accuracy"]

@@ -20,6 +20,7 @@ TITLES = {
     "ece_em": "expected calibration error, equal-mass bins",
     "ece_sweep": "expected calibration error, monotone equal-mass bins",
     "ece_foreground": "expected calibration error of the foreground probability",
+    "flip_rate": "share of decisions that the calibrator changed",
     "smece": "smooth calibration error, without bins",
     "brier": "Brier score",
     "accuracy": "share of correct pixels",
