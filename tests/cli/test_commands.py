@@ -11,6 +11,7 @@ from PIL import Image
 
 from densecal.cli.evaluate import evaluate
 from densecal.cli.predict import predict
+from densecal.evaluation.worker import Settings
 from densecal.io.images import MAX_PIXELS
 from tests.running import run
 from tests.training.common import environment
@@ -118,5 +119,6 @@ def test_targets_may_be_in_new_folders(folder, tmp_path):
 
 
 def test_the_commands_have_the_same_limit_of_pixels():
-    for command in (evaluate, predict):
-        assert inspect.signature(command).parameters["max_pixels"].default is MAX_PIXELS
+    assert inspect.signature(predict).parameters["max_pixels"].default is MAX_PIXELS
+    assert inspect.signature(evaluate).parameters["max_pixels"].default is None  # a limit per format
+    assert Settings().max_pixels is MAX_PIXELS

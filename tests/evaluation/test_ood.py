@@ -108,7 +108,7 @@ def test_without_ood_the_record_has_no_further_keys(tmp_path):
         "densecal", "schema", "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration",
         "segmentation",
         "reliability", "joint", "settings", "segmentation_ci", "thresholds", "curves", "logits", "sizes",
-        "cases",
+        "cases", "regions",
     ]  # fmt: skip
     beside, *_ = evaluate_json(tmp_path, *folders, "--ood", tmp_path / "textures")
     assert {key: beside[key] for key in plain} == plain

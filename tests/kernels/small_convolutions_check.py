@@ -128,12 +128,9 @@ def a_copy_has_weights_of_its_own() -> bool:
 
 if __name__ == "__main__":
     small_convolutions._DEVICES = ("cpu",)
-    small_convolutions._PIXELS = 512  # the interpreter takes as long for a small tile as for a large one
     output = {"layers": [differences(case) for case in LAYERS]}
-    small_convolutions._PIXELS = 128
     small_convolutions._PROGRAMS = 5  # so that a program sums over several tiles, and the last one over fewer
     output["layers"].append(differences((16, 4, False, (3, 15, 18))))
-    small_convolutions._PIXELS = 512
     output["warnings"] = warnings_of_wrong_kernels()
     output["copy"] = a_copy_has_weights_of_its_own()
     output["convolutions"] = replaced_convolutions()

@@ -28,7 +28,8 @@ from densecal.runtime.registry import suggestion
 LOWER_IS_BETTER = (
     "ece_ew", "oe_ew", "oe_ew_weighted", "ue_ew", "ece_em", "oe_em", "oe_em_weighted", "ece_sweep", "oe_sweep",
     "oe_sweep_weighted", "ece_debias", "mce", "brier", "nll", "ece_image_mean", "ece_boundary_5", "ece_boundary_15",
-    "ece_foreground", "sce", "ace", "aurc", "mae",
+    "ece_foreground", "sce", "ace", "tace", "smece", "smece_exact", "smece_foreground", "smece_foreground_exact",
+    "brier_calibration", "brier_refinement", "nll_calibration", "nll_refinement", "aurc", "mae",
 )  # fmt: skip
 HIGHER_IS_BETTER = (
     "accuracy", "auroc_error", "f_max", "f_mean", "f_adaptive", "e_max", "e_mean", "e_adaptive", "s_measure",
@@ -38,7 +39,9 @@ NEITHER = ("mean_confidence", "sweep_bins")
 """Neither high nor low is better: they may have limits on both sides, and are not compared with a baseline."""
 COMPARED = ("ece_ew", "ece_image_mean", "brier", "nll", "accuracy", "iou_image_mean", "dice_image_mean")
 """Compared with a baseline where no limit names a figure. OE and UE are parts of the ECE: one may rise as it falls."""
-_ABOVE_ONE = ("brier", "nll", "sweep_bins")
+_ABOVE_ONE = (
+    "brier", "brier_calibration", "brier_refinement", "nll", "nll_calibration", "nll_refinement", "sweep_bins",
+)  # fmt: skip
 """Figures that can be larger than 1."""
 _ROUNDING = 1e-9
 """The same maps give figures that agree to 1e-12, whatever the number of processes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -193,4 +194,5 @@ def expected_costs(
 
 
 def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(values.tolist())
+    # one NaN for all: records that are equal then compare as equal
+    return tuple(math.nan if math.isnan(value) else value for value in values.tolist())

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from densecal.errors import InputError
 from densecal.posthoc.risk_control import RiskCurve
@@ -107,7 +107,7 @@ def hoeffding_bentkus(risk: Floats, n: int, alpha: float) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         h = np.where(a > 0, a * np.log(a / alpha), 0.0) + np.where(a < 1, (1 - a) * np.log((1 - a) / (1 - alpha)), 0.0)
     # the sum of losses may miss a whole number by rounding
-    bentkus = math.e * binom.cdf(np.ceil(n * risk - _ROUNDING), n, alpha)
+    bentkus = math.e * bdtr(np.ceil(np.maximum(n * risk - _ROUNDING, 0)), n, alpha)
     return np.asarray(np.minimum(np.minimum(np.exp(-n * h), bentkus), 1.0))
 
 
