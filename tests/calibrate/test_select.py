@@ -244,3 +244,98 @@ def test_options_that_make_no_sense(folder, tmp_path, options, classes, message)
     code, _, error, _ = control(folder, tmp_path, *options, classes=classes)
     assert code == 2
     assert message in error
+
+
+# ------------------------------------------------------------------ one region of several
+
+
+@pytest.fixture(scope="module")
+def regions(folder, tmp_path_factory):
+    """Sigmoids and masks of two regions (`maps`, `masks`), of which the second is that of `folder`."""
+    root = tmp_path_factory.mktemp("regions")
+    (root / "maps").mkdir()
+    (root / "masks").mkdir()
+    for path in sorted((folder / "maps").iterdir()):
+        p, y = np.load(path), np.asarray(Image.open(folder / "masks" / f"{path.stem}.png"))
+        np.save(root / "maps" / path.name, np.stack([np.full_like(p, 0.3), p]))
+        np.save(root / "masks" / path.name, np.stack([np.zeros_like(y), y]).astype(np.uint8))
+    return root
+
+
+REGION = ("--multilabel", "--classes", "2", "--region", "1")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("risk-control", ("--alpha", "0.3")),
+        ("risk-control", ("--alpha", "0.35", "--control", "precision")),
+        ("risk-control", ("--control", "margin", "--coverage", "0.8")),
+        ("calibrate select", ("--methods", "temperature,platt")),
+    ],
+)
+def test_a_region_is_treated_as_foreground_maps_are(folder, regions, tmp_path, command, options):
+    results = []
+    for root, more in ((folder, ()), (regions, REGION)):
+        table = tmp_path / f"{root.name}.json"
+        out = ("--out", tmp_path / "c.json", "--force") if command.endswith("select") else ()
+        code, text, error = run(*command.split(), root / "maps", root / "masks", *options, *more, *out, "--json", table)
+        assert code == 0, error
+        results.append((text, json.loads(table.read_text())))
+    assert results[0] == results[1]
+
+
+def test_the_prior_of_a_region(folder, regions, tmp_path):
+    written = []
+    for root, more in ((folder, ()), (regions, REGION)):
+        out = tmp_path / f"{root.name}.json"
+        code, _, error = run("calibrate", "prior", root / "maps", root / "masks", root / "maps", "--out", out, *more)
+        assert code == 0, error
+        written.append(json.loads(out.read_text()))
+    assert written[0] == written[1]
+
+
+def test_a_target_with_other_classes_is_refused(folder, tmp_path):
+    arguments = (folder / "soft", folder / "labels", folder / "maps", "--classes", K, "--out", tmp_path / "p.json")
+    code, _, error = run("calibrate", "prior", *arguments)
+    assert code == 2
+    assert "00.npy" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("risk-control", ("--multilabel", "--classes", "2", "--control", "margin"), "--region with one of 0, 1"),
+        ("risk-control", ("--multilabel", "--classes", "2", "--control", "sets"), "regions, which may overlap"),
+        ("risk-control", (*REGION, "--control", "sets"), "regions, which may overlap"),
+        ("risk-control", ("--region", "1", "--control", "margin"), "maps of regions: --multilabel as well"),
+        ("risk-control", ("--format", "nobody", "--control", "margin"), "--format: 'nobody'"),
+        ("calibrate select", ("--multilabel", "--classes", "2"), "--region with one of 0, 1"),
+        ("calibrate select", ("--format", "nobody"), "--format: 'nobody'"),
+        ("calibrate prior", ("--multilabel", "--classes", "2"), "--region with one of 0, 1"),
+        ("calibrate prior", ("--format", "monai"), "no files of"),
+    ],
+)
+def test_regions_and_formats_are_refused_in_one_line(regions, tmp_path, command, options, message):
+    target = (regions / "maps",) if command.endswith("prior") else ()
+    out = ("--out", tmp_path / "c.json") if command.startswith("calibrate") else ()
+    code, text, error = run(*command.split(), regions / "maps", regions / "masks", *target, *options, *out)
+    assert (code, text) == (2, "")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_format_of_masks_does_not_concern_a_target_without_masks(folder, tmp_path):
+    """`--format` may name a layout of masks; maps of the target have none."""
+    labels = tmp_path / "VOC2012" / "SegmentationClass"
+    labels.mkdir(parents=True)
+    soft = tmp_path / "soft"
+    soft.mkdir()
+    rng = np.random.default_rng(3)
+    for i in range(3):
+        p = rng.dirichlet(np.ones(21), size=(8, 8)).transpose(2, 0, 1)
+        np.save(soft / f"{i}.npy", p.astype(np.float32))
+        Image.fromarray((p.cumsum(0) > rng.random((8, 8))).argmax(0).astype(np.uint8)).save(labels / f"{i}.png")
+    code, _, error = run("calibrate", "prior", soft, labels, soft, "--format", "voc", "--out", tmp_path / "p.json")
+    assert code == 0, error
+    assert load(tmp_path / "p.json").num_classes == 21

@@ -255,6 +255,7 @@ def control_risk(
     groups: Groups | None = None,
     progress: Progress = silent,
     maps: MapOptions = AS_STORED,
+    classes: int = 1,
 ) -> RiskControl:
     """Find the threshold on a folder of foreground maps that controls the false-negative rate at alpha.
 
@@ -266,8 +267,10 @@ def control_risk(
         groups: Groups of images that are alike: the guarantee is then for a new group.
         progress: Told how many maps are read.
         maps: How the maps are stored.
+        classes: Number of regions, where ``maps`` names one region of multi-label maps.
     """
-    return foreground_curve(predictions, masks, ignore_index, groups, progress, maps).control(alpha, groups is not None)
+    curve = foreground_curve(predictions, masks, ignore_index, groups, progress, maps, classes)
+    return curve.control(alpha, groups is not None)
 
 
 def foreground_curve(
@@ -277,12 +280,11 @@ def foreground_curve(
     groups: Groups | None = None,
     progress: Progress = silent,
     maps: MapOptions = AS_STORED,
+    classes: int = 1,
 ) -> RiskCurve:
     """Return misses and false alarms at every threshold of a folder of foreground maps; see `control_risk`."""
     curve, foreground = RiskCurve(), False
-    plan = one_plan(predictions, masks, maps, 1, ignore_index)
-    if plan.classes not in (None, 1):
-        raise InputError(predictions, f"maps of {plan.classes} classes", f"--classes {plan.classes}")
+    plan = foreground_plan(predictions, masks, maps, classes, ignore_index)
     maps, ignore_index = plan.options, plan.ignore_index
     for unit in map_units(plan.pairs, groups, progress):
         part = RiskCurve()
@@ -373,6 +375,16 @@ def one_plan(
     if plan.regions:
         names = ", ".join(region.name for region in plan.regions)
         raise InputError(predictions, f"maps of {len(plan.regions)} regions", f"--region with one of {names}")
+    return plan
+
+
+def foreground_plan(
+    predictions: Path, masks: Path, options: MapOptions, classes: int = 1, ignore_index: int | None = None
+) -> Plan:
+    """Return which foreground maps, or maps of one region of several, belong to which masks."""
+    plan = one_plan(predictions, masks, options, classes, ignore_index)
+    if plan.classes not in (None, 1):
+        raise InputError(predictions, f"maps of {plan.classes} classes", "maps of one foreground probability")
     return plan
 
 

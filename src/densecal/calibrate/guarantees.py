@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from densecal.calibrate.folders import map_units, one_plan
+from densecal.calibrate.folders import foreground_plan, map_units, one_plan
 from densecal.errors import InputError
 from densecal.io.groups import Groups
 from densecal.io.map_options import AS_STORED, MapOptions
@@ -71,6 +71,7 @@ def control_margin(
     groups: Groups | None = None,
     progress: Progress = silent,
     maps: MapOptions = AS_STORED,
+    classes: int = 1,
 ) -> Margin:
     """Find by how much to grow masks (p > 0.5) so that they cover the foreground of a new image.
 
@@ -84,8 +85,9 @@ def control_margin(
         groups: Groups of images that are alike: all images of a new group are then covered.
         progress: Told how many maps are read.
         maps: How the maps are stored.
+        classes: Number of regions, where ``maps`` names one region of multi-label maps.
     """
-    plan = one_plan(predictions, masks, maps, 1, ignore_index)
+    plan = foreground_plan(predictions, masks, maps, classes, ignore_index)
     scores = MarginScores(coverage, shape)
     for unit in map_units(plan.pairs, groups, progress):
         scores.add_group([_read_masks(pair, plan.ignore_index, plan.options) for pair in unit])

@@ -8,8 +8,28 @@ from typing import Annotated
 import typer
 
 from densecal.cli.calibrate_group import calibrate_app
-from densecal.cli.common import MASKS_HELP, Force, check_targets, print_line, print_note, progress_bar
-from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
+from densecal.cli.common import (
+    MASKS_HELP,
+    Force,
+    check_targets,
+    print_line,
+    print_note,
+    progress_bar,
+    tell_layouts,
+)
+from densecal.cli.map_options import (
+    Axes,
+    ChannelsLast,
+    Format,
+    Key,
+    Logits,
+    MaxValue,
+    Multilabel,
+    Normalise,
+    RegionName,
+    StripSuffix,
+    map_options,
+)
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
 
@@ -29,6 +49,9 @@ def calibrate_prior(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     force: Force = False,
 ) -> None:
     """Adapt calibrated maps to data without labels in which classes have other frequencies.
@@ -46,19 +69,21 @@ def calibrate_prior(
     from itertools import chain
 
     from densecal import posthoc
-    from densecal.calibrate.folders import MapData
+    from densecal.calibrate.folders import MapData, one_plan
     from densecal.calibrate.prior import fit_prior
-    from densecal.data.pairs import find_maps
     from densecal.io.outputs import check_outputs
+    from densecal.io.pairs import pair_files
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     data = MapData(predictions, masks, classes or 1, ignore_index, None, maps)
-    reads = chain(data.files(), (pair.prediction for pair in find_maps(target, maps.strip_suffix)))
-    check_outputs("calibrate prior", [(out, "json")], reads, force)
+    unlabelled = one_plan(target, None, maps, classes or data.classes)
+    for folder, said in ((predictions, data.said), (target, unlabelled.said)):
+        tell_layouts(folder, said)
+    check_outputs("calibrate prior", [(out, "json")], chain(data.files(), pair_files(unlabelled.pairs)), force)
     with progress_bar() as report:
-        calibrator, images = fit_prior(data, target, report)
+        calibrator = fit_prior(data, unlabelled, report)
     posthoc.save(calibrator, out)
-    print_line(f"{out}: prior-shift from {len(data):,} images to {images:,} without labels", out)
+    print_line(f"{out}: prior-shift from {len(data):,} images to {len(unlabelled.pairs):,} without labels", out)
     names = ["background", "foreground"] if data.classes == 1 else [f"class {k}" for k in range(data.classes)]
     for name, source, shifted in zip(names, calibrator.source, calibrator.target, strict=True):
         print_line(f"  {name:<11} {100 * source:6.2f} % -> {100 * shifted:6.2f} %", out)

@@ -19,11 +19,25 @@ from densecal.cli.common import (
     print_note,
     progress_bar,
     read_groups,
+    tell_layouts,
     tell_unfinished,
 )
-from densecal.cli.map_options import Axes, ChannelsLast, Key, Logits, MaxValue, Normalise, StripSuffix, map_options
+from densecal.cli.map_options import (
+    Axes,
+    ChannelsLast,
+    Format,
+    Key,
+    Logits,
+    MaxValue,
+    Multilabel,
+    Normalise,
+    RegionName,
+    StripSuffix,
+    map_options,
+)
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
+from densecal.io.map_options import AS_STORED
 
 if TYPE_CHECKING:
     from densecal.calibrate.folders import MapData
@@ -51,6 +65,9 @@ def calibrate_select(
     strip_suffix: StripSuffix = None,
     normalise: Normalise = False,
     axes: Axes = None,
+    layout: Format = "auto",
+    multilabel: Multilabel = False,
+    region: RegionName = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
     force: Force = False,
 ) -> None:
@@ -79,10 +96,14 @@ def calibrate_select(
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
 
+    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     data: MapData | RunData
     if is_run(predictions):
-        if masks is not None:
-            raise InputError("MASKS", str(masks), "nothing, because a run has its own data")
+        if maps != AS_STORED:
+            raise InputError(str(predictions), "a run, with options for maps", "a folder of maps, or a run alone")
+        for name, value in {"MASKS": masks, "--classes": classes, "--ignore-index": ignore_index}.items():
+            if value is not None:
+                raise InputError(name, str(value), "nothing, because a run has its own data")
         tell_unfinished(predictions)
         from densecal.calibrate import runs
 
@@ -91,8 +112,8 @@ def calibrate_select(
     elif masks is None:
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
-        maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes)
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, None, maps)
+        tell_layouts(predictions, data.said)
         names = [pair.stem for pair in data.pairs]
     check_outputs("calibrate select", [(out, "json")], data.files(), force)
     check_outputs("calibrate select table", [(json, "json")], data.files(), force)

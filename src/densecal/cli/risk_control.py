@@ -120,16 +120,19 @@ def risk_control(
     """
     check_targets(json)
     from densecal.calibrate.folders import ClassRisk as Risk
-    from densecal.calibrate.folders import control_class_risks, control_risk, foreground_curve
+    from densecal.calibrate.folders import control_class_risks, control_risk, foreground_curve, one_plan
     from densecal.calibrate.guarantees import control_margin, control_sets
-    from densecal.data.pairs import find_plan
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
     from densecal.io.pairs import pair_files
     from densecal.posthoc.high_probability import control as control_confidently
 
     maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
-    plan = find_plan(predictions, masks, maps, classes, ignore_index)
+    channels = classes or 1
+    if control is Control.sets and (multilabel or region is not None):
+        expected = "softmax maps, where one of the K classes is true at a pixel"
+        raise InputError("--control sets", "regions, which may overlap", expected)
+    plan = one_plan(predictions, masks, maps, channels, ignore_index)
     classes = plan.classes
     check_outputs("risk-control", [(json, "json")], pair_files(plan.pairs), force)
     tell_layouts(predictions, plan.said)
@@ -143,15 +146,17 @@ def risk_control(
                     predictions, masks, classes or 1, score, alpha, delta, ignore_index, grouping, report, maps
                 )
             elif control is Control.margin:
-                found = control_margin(predictions, masks, coverage, shape, alpha, ignore_index, grouping, report, maps)
+                found = control_margin(
+                    predictions, masks, coverage, shape, alpha, ignore_index, grouping, report, maps, channels
+                )
             else:
-                curve = foreground_curve(predictions, masks, ignore_index, grouping, report, maps)
+                curve = foreground_curve(predictions, masks, ignore_index, grouping, report, maps, channels)
                 found = control_confidently(curve, control.value, alpha, delta or 0.1, grouping is not None)
         _tell(found, unit, json)
         return
     with progress_bar() as report:
         if classes is None or classes == 1:
-            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps)
+            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps, channels)
             risks = [Risk(1, result.images, result.groups or result.images, result)]
         else:
             risks = control_class_risks(predictions, masks, classes, alpha, ignore_index, grouping, report, maps)

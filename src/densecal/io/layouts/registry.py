@@ -63,6 +63,8 @@ def _named(text: str) -> tuple[str, ...]:
 
 def _find_one(layouts: list[Layout], named: tuple[str, ...], given: Folders) -> Found | None:
     forced = next((layout for layout in layouts if layout.name in named), None)
+    if forced is not None and forced.side == "masks" and given.masks is None:
+        return None  # there are no masks to lay out
     if forced is not None:
         found = forced.find(replace(given, forced=True))
         if found is None:
