@@ -69,6 +69,24 @@ def test_levels_are_shares_of_the_highest():
     assert case_confidences(levels, predicted) == pytest.approx(case_confidences(levels / 255, predicted), abs=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("shape", [(23, 31), (7, 40), (1, 10), (11, 12, 13)])
+def test_averages_of_levels_are_exact(shape, dtype):
+    rng = np.random.default_rng(1)
+    top = np.iinfo(dtype).max
+    levels = rng.integers(top - top // 8, top, shape, endpoint=True, dtype=dtype)  # sums near the largest of all
+    predicted, valid = rng.random(shape) > 0.5, rng.random(shape) > 0.3
+    windows = np.lib.stride_tricks.sliding_window_view
+    sides, axes = tuple(min(10, side) for side in shape), tuple(range(len(shape), 2 * len(shape)))
+    for keep in (np.ones(shape, bool), valid):
+        sums = windows(np.where(keep, levels, 0).astype(np.int64), sides).sum(axis=axes)
+        pixels = windows(keep.astype(np.int64), sides).sum(axis=axes)
+        enough = pixels > np.prod(sides) / 2
+        expected = [levels[keep].mean(), levels[keep & predicted].mean(), (sums[enough] / pixels[enough]).min()]
+        averages = case_confidences(levels, predicted, None if keep.all() else keep)[[0, 1, 3]]
+        assert averages.tolist() == (np.array(expected) / top).tolist()
+
+
 def test_an_average_over_nothing_is_that_over_all():
     confidence, _, _ = draw((12, 12))
     nothing = np.zeros((12, 12), bool)

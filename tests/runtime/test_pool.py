@@ -30,6 +30,10 @@ def describe_worker(_: int) -> tuple[int, str, str]:
     return os.getpid(), setting, os.environ.get("OMP_NUM_THREADS", "")
 
 
+def describe_allocator(_: int) -> list[str]:
+    return [os.environ.get(f"MALLOC_{limit}_THRESHOLD_", "") for limit in ("MMAP", "TRIM")]
+
+
 def fail(value: int) -> int:
     if value == 2:
         raise InputError("two.png", "a two", "any other number")
@@ -55,6 +59,13 @@ def test_an_error_of_a_worker_keeps_its_parts(workers):
 def test_one_worker_is_this_process():
     [(process, _, _)] = map_in_processes(describe_worker, [(0,)], 1)
     assert process == os.getpid()
+
+
+def test_workers_keep_memory_that_they_will_need_again():
+    before = dict(os.environ)
+    for limits in map_in_processes(describe_allocator, [(0,), (1,)], 2):
+        assert all(int(limit) >= 1 << 25 for limit in limits)
+    assert dict(os.environ) == before
 
 
 def test_every_worker_is_set_up_and_uses_one_thread():

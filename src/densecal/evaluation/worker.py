@@ -22,7 +22,7 @@ from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground
 from densecal.io.row_chunks import row_chunks
 from densecal.io.slabs import LargePair, open_large
 from densecal.io.urls import fetch_ahead
-from densecal.metrics.cases import case_confidences, class_row, confusion_rows, sum_classes
+from densecal.metrics.cases import case_confidences, class_row, confusion_rows, sum_classes, sum_where
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
@@ -271,7 +271,7 @@ class _BinaryScorer:
         confidence = np.maximum(prediction, top - prediction)
         shown = predicted if valid is None else predicted & valid
         tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
-        expected = float(prediction.sum(where=True if valid is None else valid, dtype=np.float64)) / top
+        expected = (float(prediction.sum(dtype=np.float64)) if valid is None else sum_where(prediction, valid)) / top
         row = class_row(shown, mask, spacing, tolerance, expected)
         self.part.cases.add(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
 

@@ -72,6 +72,14 @@ def sum_classes(probabilities: NDArray[Any], valid: Mask) -> Floats:
     return np.array([p.sum(where=valid, dtype=np.float64) for p in probabilities])
 
 
+def sum_where(values: NDArray[Any], keep: Mask) -> float:
+    """Return the sum of some values, which is exact for levels of 8 or 16 bits."""
+    if values.dtype.kind == "u":  # the product takes a twentieth of the time of a sum with `where`
+        narrow = values.size * int(np.iinfo(values.dtype).max) < 1 << 32
+        return float((values * keep).sum(dtype=np.uint32 if narrow else np.uint64))
+    return float(np.sum(values, where=keep, dtype=np.float64))
+
+
 def dice_of(rows: Floats) -> Floats:
     """Return Dice from rows (..., columns); NaN for a class that is absent from both."""
     both = rows[..., 0] + rows[..., 1]
@@ -133,30 +141,53 @@ def _mean(values: NDArray[Any], keep: Mask) -> float:
     for rows in row_chunks(values.shape):
         kept = keep[rows]
         count += int(np.count_nonzero(kept))
-        total += float(np.sum(values[rows], where=kept, dtype=np.float64))
+        total += sum_where(values[rows], kept)
     return total / count if count else math.nan
 
 
 def _least_patch(values: NDArray[Any], valid: Mask | None) -> float:
     """Return the least mean of all patches; patches of which half or more is void are left out."""
-    counted = values.astype(np.float64) if valid is None else np.where(valid, values, 0).astype(np.float64)
-    sums = _patch_sums(counted)
+    counted = values if valid is None else np.where(valid, values, values.dtype.type(0))
+    sums = _patch_sums(counted) if values.dtype.kind == "f" else _level_sums(counted)
     size = math.prod(min(_PATCH, length) for length in values.shape)
     if valid is None:
         return float(sums.min()) / size
-    pixels = _patch_sums(valid.astype(np.float64))
+    pixels = _level_sums(valid.view(np.uint8))
     enough = pixels > size / 2
     return float((sums[enough] / pixels[enough]).min()) if enough.any() else math.nan
 
 
-def _patch_sums(values: Floats) -> Floats:
+def _patch_sums(values: NDArray[np.floating]) -> Floats:
     """Return the sums of all patches that lie inside."""
+    sums: Floats = values.astype(np.float64)
     for axis, length in enumerate(values.shape):
         side = min(_PATCH, length)
-        total = np.cumsum(np.moveaxis(values, axis, 0), axis=0)
+        total = np.cumsum(np.moveaxis(sums, axis, 0), axis=0)
         total[side:] -= total[:-side].copy()
-        values = np.moveaxis(total[side - 1 :], 0, axis)
-    return values
+        sums = np.moveaxis(total[side - 1 :], 0, axis)
+    return sums
+
+
+def _level_sums(levels: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+    """Return the same sums of levels of 8 or 16 bits, in the narrowest integers that hold them.
+
+    Sums over 1, 2, 4, ... neighbours make up those over a patch, so that every step adds whole arrays.
+    """
+    largest = int(np.iinfo(levels.dtype).max) * math.prod(min(_PATCH, length) for length in levels.shape)
+    sums: NDArray[Any] = levels.astype(np.uint16 if largest < 1 << 16 else np.uint32)
+    for axis, length in enumerate(levels.shape):
+        side, width, offset = min(_PATCH, length), 1, 0
+        power, total = np.moveaxis(sums, axis, 0), None
+        while width <= side:
+            if side & width:
+                part = power[offset : offset + length - side + 1]
+                total, offset = part if total is None else total + part, offset + width
+            if 2 * width <= side:
+                power = power[width:] + power[:-width]
+            width *= 2
+        assert total is not None
+        sums = np.moveaxis(total, 0, axis)
+    return sums
 
 
 def risk_coverage(confidence: Floats, risk: Floats) -> Floats:

@@ -137,6 +137,7 @@ class SegmentationMeter(SumMeter):
         })  # fmt: skip
         # Level counts of single maps and their adaptive thresholds: adding 32 takes hardly longer than one.
         self._pending: list[tuple[Ints, float]] = []
+        self._pending_structure: list[tuple[float, float]] = []
 
     @locked
     def update(self, prediction: NDArray[Any], mask: Mask, counts: Ints | None = None) -> None:
@@ -182,11 +183,16 @@ class SegmentationMeter(SumMeter):
             counts, thresholds = zip(*self._pending, strict=True)
             self._pending = []
             self._add_levels(np.stack(counts), np.array(thresholds))
+        if self._pending_structure:
+            scores, self._pending_structure = np.array(self._pending_structure), []
+            self._sums.add({"structure": scores}, axis=0)
+            self._sums.add({"images": np.array([0, len(scores)])})
 
     def _add_structure(self, stretched: Floats, mask: Mask, quadrants: Ints | None) -> None:
         moments = None if quadrants is None else _quadrant_moments(quadrants)
-        scores = np.array([s_measure(stretched, mask, moments), weighted_f(stretched, mask)])
-        self._sums.add({"structure": scores, "images": np.array([0, 1])})
+        self._pending_structure.append((s_measure(stretched, mask, moments), weighted_f(stretched, mask)))
+        if len(self._pending_structure) == PENDING_MAPS:
+            self._flush()
 
     def _add_levels(self, counts: Ints, thresholds: Floats) -> None:
         """Add B 8-bit maps (B, 2, 256) and their adaptive thresholds (B,), nan where they are to be computed here."""

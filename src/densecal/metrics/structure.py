@@ -149,7 +149,9 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
     distance = distance_squared(mask, WEIGHT_REACH)
     false_positives = 0.0
     for rows in row_chunks(mask.shape):
-        false_positives += float(np.vdot(prediction[rows], BACKGROUND_WEIGHT.take(distance[rows])))
+        weight = np.empty(distance[rows].shape)
+        BACKGROUND_WEIGHT.take(distance[rows], out=weight, mode="clip")  # the default mode copies before and after
+        false_positives += float(np.vdot(prediction[rows], weight))
     true_positives = positives - missed
     recall = 1 - missed / positives
     precision = true_positives / (true_positives + false_positives + EPS)
