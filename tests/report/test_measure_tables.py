@@ -1,7 +1,9 @@
 """Tables of regions and classes: every figure of a record is shown, on the terminal and on the page."""
 
 import io
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from rich.console import Console
 from densecal.evaluation.record import Record
 from densecal.metrics.regions import DIFFICULTIES, NO_OBJECT, SIZES, ZONES
 from densecal.report import measure_sections
+from densecal.report.cases import AVERAGES
 from densecal.report.measure_tables import REGIONS, calibrated_line, measure_tables
 from densecal.report.page import Page, page_text
-from densecal.report.tables import csv_text, decomposition_table, latex_text
+from densecal.report.tables import csv_text, decomposition_table, figure_table, latex_text
 from tests.metrics.test_regions import scene, write
 
 
@@ -35,7 +38,8 @@ def test_every_region_has_a_title_and_a_row(record):
     assert set(REGIONS) == {*ZONES, *SIZES, *DIFFICULTIES, NO_OBJECT}
     text = text_of(*measure_tables([record]))
     for region in record.regions:
-        line = next(line for line in text.splitlines() if REGIONS[region.name] in line)
+        title = REGIONS[region.name].format(unit="px")
+        line = next(line for line in text.splitlines() if title in line)
         assert f"{100 * region.figures['ece_ew']:.2f}" in line
         if region.images > 1:
             assert " to ".join(f"{100 * end:.2f}" for end in region.ci["ece_ew"]) in line
@@ -63,7 +67,34 @@ def test_what_a_calibrated_model_would_show_is_said(record):
 def test_the_page_shows_regions_and_smooth_diagrams(record):
     text = page_text(Page("page", records=[record]))
     rows = measure_sections.region_rows([record])
-    assert len(re.findall(r"<tr>", text[text.index('id="regions"') : text.index('id="joint"')])) == len(rows) + 1
+    assert len(re.findall(r"<tr>", text[text.index('id="regions"') : text.index('id="cases"')])) == len(rows) + 1
     assert re.findall(r'name="kind" value="(\w+)"', text) == ["all", "smooth", "foreground", "smooth_foreground"]
     assert '"bandwidth":' in text
     assert '"low":[' in text
+
+
+def test_distances_of_volumes_are_in_millimetres_and_sizes_in_voxels(record):
+    volumes = replace(record, cases=replace(record.cases, unit="ml"))
+    text = text_of(*measure_tables([volumes]), figure_table(volumes))
+    assert "within 5 mm of a boundary" in text
+    assert "farther than 15 mm" in text
+    assert "voxels each)" in text
+    assert " px" not in text
+    assert "within 5 voxels" in text_of(figure_table(replace(record, cases=replace(record.cases, unit="voxels"))))
+    assert " mm" not in text_of(*measure_tables([record]), figure_table(record))
+    rows = [row[0] for row in measure_sections.region_rows([volumes])]
+    assert "5-15 mm from a boundary" in rows
+
+
+def test_the_page_shows_which_cases_fail(record):
+    trust = record.cases.trust
+    text = page_text(Page("page", records=[record]))
+    section = text[text.index('id="cases"') : text.index('id="joint"')]
+    for name, curve in trust.by.items():
+        row = next(row for row in re.findall(r"<tr>.*?</tr>", section, re.DOTALL) if AVERAGES[name] in row)
+        assert [f"{value:.4f}" for value in (curve.aurc, trust.risk, trust.best)] == re.findall(r"0\.\d{4}", row)[:3]
+        assert f"{curve.curve[9]:.4f}" in row  # of 20 points
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
+    assert set(data["records"][0]["trust"]["by"]) == {AVERAGES[name] for name in trust.by}
+    without = page_text(Page("page", records=[replace(record, cases=None)]))
+    assert 'id="cases"' not in without

@@ -70,8 +70,8 @@ def test_every_section_is_there_and_in_the_menu(page):
     text = page_text(page)
     names = re.findall(r'<section id="([\w-]+)"', text)
     assert names == [
-        "advice", "summary", "gallery", "methods", "reliability", "whatif", "regions", "joint", "threshold", "training",
-        "alpha", "ood", "notes",
+        "advice", "summary", "gallery", "methods", "reliability", "whatif", "regions", "cases", "joint", "threshold",
+        "training", "alpha", "ood", "notes",
     ]  # fmt: skip
     assert re.findall(r'<li><a href="#([\w-]+)"', text) == names
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from densecal.evaluation.record import PairedDifference, Record, Repair, known_interval
+from densecal.report.cases import distance_unit
 from densecal.report.tables import by_dataset
 
 CALIBRATED = 0.005
@@ -108,7 +109,8 @@ def _where(record: Record) -> str:
     places = []
     boundary = record.calibration.get("ece_boundary_5", math.nan)
     if boundary > _MORE * error:
-        places.append(f"within 5 pixels of boundaries (ECE {_number(boundary)} %)")
+        unit = distance_unit(record).replace("px", "pixels")
+        places.append(f"within 5 {unit} of boundaries (ECE {_number(boundary)} %)")
     groups = [group for group in record.sizes if not math.isnan(group.ece_ew)]
     if len(groups) > 1:
         worst = max(groups, key=lambda group: group.ece_ew)

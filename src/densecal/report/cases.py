@@ -1,8 +1,8 @@
-"""Scores of cases as lines of the terminal's table and as columns of the CSV file."""
+"""Scores of cases as lines of the terminal's table, columns of the CSV file and rows of the page, and their units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from densecal.evaluation.case_figures import ClassCases, Interval
@@ -16,6 +16,16 @@ _NOTES = {
     "volume_error": "size of that difference",
     "volume_error_relative": "as a share of the true volume",
 }
+
+
+AVERAGES = {
+    "mean": "all pixels",
+    "foreground": "pixels called foreground",
+    "interior": "pixels away from boundaries",
+    "patch": "the least certain patch",
+}
+"""Over what a case's confidence is averaged."""
+TRUST_HEADS = ("Cases", "Area under the curve", "at random", "at best", "Risk of the surest half")
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,12 @@ class CaseLine:
     note: str
 
 
+def distance_unit(record: Record) -> str:
+    """Return what distances from boundaries are measured in: ``px`` of pictures, ``mm`` or ``voxels`` of volumes."""
+    unit = "pixels" if record.cases is None else record.cases.unit
+    return {"ml": "mm", "voxels": "voxels"}.get(unit, "px")
+
+
 def case_lines(record: Record) -> list[CaseLine]:
     """Return the scores of a record's cases: by class, then how well confidence finds the cases that fail."""
     cases = record.cases
@@ -52,6 +68,20 @@ def case_lines(record: Record) -> list[CaseLine]:
     return lines
 
 
+def trust_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return average, method, data set and risks of every record that has a risk-coverage curve of cases."""
+    rows = []
+    for record in records:
+        trust = None if record.cases is None else record.cases.trust
+        for name, curve in trust.by.items() if trust is not None else ():
+            assert trust is not None
+            half = curve.curve[len(curve.curve) // 2 - 1]
+            figures = (curve.aurc, trust.risk, trust.best, half)
+            what = AVERAGES.get(name, name)
+            rows.append([what, record.name, record.dataset, f"{trust.cases:,}", *(f"{value:.4f}" for value in figures)])
+    return rows
+
+
 def _class_lines(record: Record, scores: ClassCases) -> Iterator[CaseLine]:
     cases, settings = record.cases, record.settings
     assert cases is not None
@@ -59,7 +89,7 @@ def _class_lines(record: Record, scores: ClassCases) -> Iterator[CaseLine]:
     called = settings.class_names[scores.label] if settings.class_names and several else ""
     for name, value in scores.means.items():
         note = _NOTES[name]
-        distance = "mm" if cases.unit == "ml" else "voxels"
+        distance = distance_unit(record)
         if name == "hd95":
             note += f", {distance}"
         elif name == "nsd":

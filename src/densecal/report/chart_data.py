@@ -14,6 +14,7 @@ from markupsafe import Markup
 from densecal.evaluation.measures import Consistency, SmoothDiagram
 from densecal.evaluation.record import Curve, OutOfDistribution, Record, known_interval
 from densecal.names import printable
+from densecal.report.cases import AVERAGES
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
 from densecal.report.runs import Run
@@ -87,6 +88,7 @@ def _record(record: Record, colours: Colours) -> Json:
         "thresholds": None,
         "logits": None if record.logits is None else asdict(record.logits),
         "curves": None,
+        "trust": None,
     }
     if record.thresholds is not None:
         counts = record.thresholds
@@ -97,6 +99,10 @@ def _record(record: Record, colours: Colours) -> Json:
     if record.curves is not None:
         curves = {"precision": record.curves.precision, "recall": record.curves.recall, "f": record.curves.f_curve}
         data["curves"] = {name: [_rounded(v, 4) for v in curve] for name, curve in curves.items()}
+    if record.cases is not None and record.cases.trust is not None:
+        trust = record.cases.trust
+        averages = {AVERAGES.get(name, name): [_rounded(v, 5) for v in curve.curve] for name, curve in trust.by.items()}
+        data["trust"] = {"cases": trust.cases, "risk": _rounded(trust.risk, 5), "by": averages}
     return data
 
 

@@ -10,6 +10,7 @@ from densecal.evaluation.measures import ExpectedCost
 from densecal.evaluation.record import Record
 from densecal.metrics.cost import Prices
 from densecal.report import measure_tables as tables
+from densecal.report.cases import distance_unit
 from densecal.report.sections import class_name, has_classes
 from densecal.report.tables import fixed
 
@@ -44,7 +45,8 @@ def region_rows(records: Sequence[Record]) -> list[list[str]]:
     for record in records:
         for region in record.regions:
             cells = [f"{value} ({interval})" if interval else value for value, interval in tables.region_cells(region)]
-            rows.append([tables.region_title(region), record.name, record.dataset, f"{region.images:,}", *cells])
+            title = tables.region_title(region, distance_unit(record))
+            rows.append([title, record.name, record.dataset, f"{region.images:,}", *cells])
     return rows
 
 

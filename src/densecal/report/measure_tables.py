@@ -9,13 +9,14 @@ from rich.table import Table
 
 from densecal.evaluation.measures import Region
 from densecal.evaluation.record import Record, known_interval
+from densecal.report.cases import distance_unit
 from densecal.report.sections import class_name, has_classes
 from densecal.report.tables import fixed, percent, terminal_text
 
 REGIONS = {
-    "boundary_5": "within 5 px of a boundary",
-    "boundary_5_15": "5-15 px from a boundary",
-    "interior": "farther than 15 px",
+    "boundary_5": "within 5 {unit} of a boundary",
+    "boundary_5_15": "5-15 {unit} from a boundary",
+    "interior": "farther than 15 {unit}",
     "small_objects": "images with small objects",
     "medium_objects": "images with medium objects",
     "large_objects": "images with large objects",
@@ -24,7 +25,7 @@ REGIONS = {
     "medium_images": "images in between",
     "easy_images": "images the model is sure of",
 }
-"""What the regions are called."""
+"""What the regions are called; the unit is that of `distance_unit`."""
 REGION_HEADS = ("ECE", "over", "under", "Brier", "accuracy", "confidence")
 REGION_FIGURES = ("ece_ew", "oe_ew", "ue_ew", "brier", "accuracy", "mean_confidence")
 CLASS_HEADS = (
@@ -32,13 +33,18 @@ CLASS_HEADS = (
 )  # fmt: skip
 
 
-def region_title(region: Region) -> str:
-    """Return what a region is called, with the range of what its images were chosen by."""
-    title = REGIONS.get(region.name, region.name)
+def region_title(region: Region, unit: str) -> str:
+    """Return what a region is called, with the range of what its images were chosen by.
+
+    Args:
+        region: The region.
+        unit: What `distance_unit` says of its record.
+    """
+    title = REGIONS[region.name].format(unit=unit) if region.name in REGIONS else region.name
     if region.low is None or region.high is None:
         return title
     if region.name.endswith("_objects"):
-        return f"{title} ({region.low:,.0f}-{region.high:,.0f} px each)"
+        return f"{title} ({region.low:,.0f}-{region.high:,.0f} {'px' if unit == 'px' else 'voxels'} each)"
     return f"{title} (confidence {percent(region.low)}-{percent(region.high)} %)"
 
 
@@ -119,7 +125,13 @@ def _region_table(record: Record, name: str) -> Table:
         table.add_column(head, justify="right")
     for region in record.regions:
         (ece, interval), *rest = region_cells(region)
-        table.add_row(region_title(region), f"{region.images:,}", ece, interval, *(value for value, _ in rest))
+        table.add_row(
+            region_title(region, distance_unit(record)),
+            f"{region.images:,}",
+            ece,
+            interval,
+            *(value for value, _ in rest),
+        )
     return table
 
 

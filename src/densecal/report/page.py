@@ -16,7 +16,7 @@ from densecal import __version__
 from densecal.evaluation.record import PairedDifference, Record
 from densecal.io.atomic import write_text
 from densecal.names import printable
-from densecal.report import advice, measure_sections, measure_tables, sections
+from densecal.report import advice, cases, measure_sections, measure_tables, sections
 from densecal.report.chart_data import page_data
 from densecal.report.gallery import Example
 from densecal.report.pictures import Album
@@ -131,6 +131,8 @@ def _sections(page: Page) -> list[_Section]:
         if cost_rows := measure_sections.cost_rows(records):
             prices = measure_tables.prices_line(records)
             add("cost", "Cost", heads=measure_tables.COST_HEADS, rows=cost_rows, prices=prices)
+        if trust_rows := cases.trust_rows(records):
+            add("cases", "Cases", heads=cases.TRUST_HEADS, rows=trust_rows)
         add("joint", "Images")
     if any(record.thresholds or record.curves for record in records):
         add("threshold", "Threshold")

@@ -13,7 +13,7 @@ from rich.table import Table
 from densecal.evaluation.record import Record, known_interval
 from densecal.io.csv_rows import csv_rows
 from densecal.names import printable
-from densecal.report.cases import case_lines
+from densecal.report.cases import case_lines, distance_unit
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ _NOTES = {
     "ece_debias": "debiased, squared",
     "mce": "worst bin",
     "ece_image_mean": "mean over images",
-    "ece_boundary_5": "within 5 px of a boundary",
-    "ece_boundary_15": "within 15 px of a boundary",
+    "ece_boundary_5": "within 5 {unit} of a boundary",
+    "ece_boundary_15": "within 15 {unit} of a boundary",
     "ece_foreground": "of the foreground probability",
     "sce": "class-wise, equal width",
     "ace": "class-wise, equal mass",
@@ -183,7 +183,8 @@ def figure_table(record: Record) -> Table:
         if ends := known_interval(calibration.ci, key):
             interval = " to ".join(f"{end:.4g}" if plain else percent(end) for end in ends)
         shown = (f"{value:.4g}" if plain else f"{percent(value)} %") if not _is_missing(value) else "-"
-        table.add_row(terminal_text(key), shown, interval, _NOTES.get(key, ""))
+        note = _NOTES.get(key, "").format(unit=distance_unit(record))
+        table.add_row(terminal_text(key), shown, interval, note)
     table.add_section()
     for key, score in record.segmentation.items():
         value_text = " ".join(fixed(v, 3) for v in score) if isinstance(score, tuple) else fixed(score, 4)

@@ -238,6 +238,19 @@ function lines({ title, x, y, all, format, height = 250, cursor = null, dots = [
   };
 }
 
+/** Risk of the most confident cases, by how a case's confidence is averaged. */
+function riskCoverage(record) {
+  const { risk, by } = record.trust;
+  const all = Object.entries(by).map(([name, ys], index) => ({ name, index, xs: ys.map((_, i) => (i + 1) / ys.length), ys }));
+  all.push({ name: "at random", index: all.length, xs: [all[0].xs[0], 1], ys: [risk, risk], className: "thin" });
+  const most = Math.max(risk, ...all.flatMap((line) => line.ys));
+  return lines({
+    title: `Risk over coverage of the cases of ${record.dataset}, ${record.name}`, all, format: (v) => decimal(v, 4),
+    x: { label: "share of cases, most confident first", domain: [0, 1] },
+    y: { label: "mean risk, 1 − Dice", domain: [0, 1.05 * most || 1] },
+  });
+}
+
 /** A figure of the training log over epochs. */
 function training(runs, key, label, format, factor = 1) {
   const all = runs.map((run, i) => ({ name: run.name, index: run.colour ?? i, xs: run.epochs, ys: run[key].map((v) => (v === null ? null : factor * v)) }));

@@ -92,6 +92,7 @@ function drawDiagrams() {
   panels(byId("joint-panels"), records, (r) => joint(r, jointLow(records)));
   panels(byId("confidence-panels"), records, confidences);
   drawThreshold();
+  drawTrust(records);
   drawOutside();
 }
 
@@ -270,6 +271,11 @@ function startAlpha() {
       ends.append(element("h3", {}, `${title} ${run.symbol}, ${run.name}`), strip);
     }
   }
+}
+
+function drawTrust(records) {
+  byId("cases-panels")?.replaceChildren(...records.filter((record) => record.trust).map((record) =>
+    panel(record.name, `${whole(record.trust.cases)} cases`, () => riskCoverage(record))));
 }
 
 function drawOutside() {
