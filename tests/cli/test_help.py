@@ -21,6 +21,12 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     return {path: group} | {key: command for part in inner for key, command in part.items()}
 
 
+SHARED = {
+    "--address", "--axes", "--bins", "--channels-last", "--cost-alarm", "--cost-miss", "--engine", "--force",
+    "--groups", "--key", "--latex", "--logits", "--max-value", "--multilabel", "--normalise", "--region",
+    "--strip-suffix", "--workers",
+}  # fmt: skip
+"""Options that several commands have, and that mean the same in all of them."""
 COMMANDS = commands(typer.main.get_command(app))
 
 
@@ -42,6 +48,23 @@ def test_every_command_has_a_short_help_option(path: tuple[str, ...]):
     code, text, _ = running.run(*path, "-h")
     assert (code, "Usage:" in text) == (0, True)
     assert running.run(*path, "--help")[1] == text
+
+
+def test_every_command_has_an_example_that_names_it():
+    for path, command in COMMANDS.items():
+        if path and not hasattr(command, "commands"):
+            assert "Example" in command.help, path
+            assert f"`densecal {' '.join(path)}" in command.help, path
+
+
+def test_an_option_means_the_same_in_every_command():
+    meanings: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.opts[0] in SHARED:
+                meanings.setdefault(parameter.opts[0], set()).add(parameter.help)
+    assert set(meanings) == SHARED
+    assert {name: texts for name, texts in meanings.items() if len(texts) > 1} == {}
 
 
 def test_flags_are_shown_as_flags():

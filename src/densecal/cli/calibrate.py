@@ -53,7 +53,9 @@ app.add_typer(calibrate_app, name="calibrate")
 def calibrate_fit(
     method: Annotated[
         str,
-        typer.Argument(help="Its name, such as temperature; a wrong one lists them all, `select` chooses one."),
+        typer.Argument(
+            help="Calibrator, such as temperature. A wrong name lists them all; `calibrate select` chooses one."
+        ),
     ],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
     masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,

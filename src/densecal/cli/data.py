@@ -38,7 +38,7 @@ def data_check(
     classes: Annotated[
         int | None, typer.Option(min=1, max=255, help="K for label maps. Default: that of a published set, else 1.")
     ] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Label of void pixels.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every finding as JSON.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     force: Force = False,
@@ -114,7 +114,7 @@ def data_scenes(
     out: Annotated[Path, typer.Argument(help="New folder for images/ and masks/.")],
     count: Annotated[int, typer.Option(min=1, help="Number of scenes.")] = 100,
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 96,
-    seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the scenes.")] = 0,
 ) -> None:
     """Generate textured scenes whose label probabilities are known.
 
@@ -122,7 +122,8 @@ def data_scenes(
     """
     from densecal.data.scenes import generate, write
 
-    write(generate(count, size, seed), out)
+    with progress_bar() as report:
+        write(generate(count, size, seed, progress=report), out, report)
     print_line(f"{out}: {count:,} scenes")
 
 
@@ -132,8 +133,8 @@ def data_pack(
     masks: Annotated[Path | None, typer.Argument(help="Folder of masks, where IMAGES is a folder of images.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the cache.")] = ...,  # type: ignore[assignment]
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 384,
-    classes: Annotated[int, typer.Option(min=1, max=255, help="Number of classes; 1 for foreground masks.")] = 1,
-    ignore_index: Annotated[int, typer.Option(min=0, max=255, help="Label of void pixels, for K classes.")] = 255,
+    classes: Annotated[int, typer.Option(min=1, max=255, help="K for label maps; 1 for foreground masks.")] = 1,
+    ignore_index: Annotated[int, typer.Option(min=0, max=255, help="Mask value of void pixels, for K classes.")] = 255,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     verify: Annotated[
         bool,

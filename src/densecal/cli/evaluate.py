@@ -67,7 +67,9 @@ def evaluate(
     ],
     masks: Annotated[
         Path,
-        typer.Argument(help="Folder of masks, data set, list of lines IMAGE MASK; or DATASET/ folders of masks."),
+        typer.Argument(
+            help="Masks of the maps: a folder, a data set, a list of lines IMAGE MASK, or DATASET/ folders."
+        ),
     ],
     json: Annotated[Path | None, typer.Option(help="Write the record, with figures and curves, as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file, one line per method and data set.")] = None,

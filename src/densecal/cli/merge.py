@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets
+from densecal.cli.common import Force, check_targets, progress_bar
 from densecal.cli.evaluate import report_evaluations
 
 
@@ -41,5 +41,6 @@ def merge(
 
     check_targets(json, csv, latex)
     check_outputs("evaluate", [(json, "json"), (csv, "csv"), (latex, "tex")], parts, force)
-    whole = merge_partials(parts, name, dataset)
+    with progress_bar() as report:
+        whole = merge_partials(parts, name, dataset, report)
     report_evaluations([compute(whole, "PART", "PART")], [], json, csv, latex, None)

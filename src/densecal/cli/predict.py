@@ -57,7 +57,9 @@ def predict(
     like_onnx: Annotated[
         bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
     ] = False,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse images with more pixels.")] = MAX_PIXELS,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, show_default="67 million", help="Refuse images with more pixels.")
+    ] = MAX_PIXELS,
     engine: EngineOption = EngineName.local,
     address: Address = None,
     force: Force = False,

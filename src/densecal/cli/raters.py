@@ -25,7 +25,7 @@ def raters(
     key: Key = None,
     strip_suffix: StripSuffix = None,
     axes: Axes = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     force: Force = False,
 ) -> None:
     """Score maps against several raters: calibration against their mean vote, volumes, and how far they agree.
@@ -41,6 +41,7 @@ def raters(
     from densecal.io.outputs import check_outputs
     from densecal.io.pairs import pair_files
     from densecal.report.raters import rater_table
+    from densecal.runtime.cores import cores
 
     maps = MapOptions(logits, key=key, strip_suffix=tuple(strip_suffix or ()), axes=axes)
     settings = Settings(bins, False, classes, ignore_index, maps=maps)
@@ -49,7 +50,7 @@ def raters(
         reads = (file for folder in masks for file in pair_files(find_pairs(predictions, folder)[0]))
         check_outputs("raters", [(json, "json")], reads, force)
     with progress_bar() as bar:
-        figures = evaluate_raters(predictions, masks, settings, workers, bar)
+        figures = evaluate_raters(predictions, masks, settings, workers or cores(), bar)
     console(json).print(rater_table(figures))
     if json is not None:
         write_json(json, {"densecal": "raters"} | dataclasses.asdict(figures))

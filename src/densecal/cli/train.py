@@ -129,6 +129,8 @@ def demo(
     """Show in about two minutes what calibration is: train with and without it on generated scenes.
 
     It needs no data and no network. The result is report.html in the folder.
+
+    Example: `densecal demo --out demo`
     """
     from densecal.demo import run_demo
     from densecal.report.tables import comparison_table

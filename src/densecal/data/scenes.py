@@ -17,6 +17,7 @@ from scipy.special import expit, log_ndtr
 from densecal.errors import InputError
 from densecal.io.images import save_png
 from densecal.io.outputs import software
+from densecal.runtime.progress import Progress, silent, track
 
 Field = NDArray[np.float64]
 
@@ -50,6 +51,7 @@ def generate(
     softness: float = 1.5,
     doubtful: float = 0.5,
     noise: float = 0.06,
+    progress: Progress = silent,
 ) -> Scenes:
     """Generate scenes; scene i depends on (size, seed, i) and the parameters, not on ``count``.
 
@@ -71,6 +73,7 @@ def generate(
         softness: Scale of the annotators' outline errors, in pixels; 0 gives outlines without error.
         doubtful: Probability that a scene has a doubtful object.
         noise: Standard deviation of the pixel noise, as a fraction of the full range.
+        progress: Told how many scenes there are.
 
     Returns:
         The scenes.
@@ -84,7 +87,7 @@ def generate(
     images = np.empty((count, size, size, 3), np.uint8)
     masks = np.empty((count, size, size), np.uint8)
     probability = np.empty((count, size, size), np.float32)
-    for i in range(count):
+    for i in track(range(count), "Generating", progress):
         rng = np.random.default_rng([seed, i])
         chances = [_SURE] * int(rng.integers(1, 3))
         if rng.random() < doubtful:
@@ -96,12 +99,13 @@ def generate(
     return Scenes(images, masks, probability)
 
 
-def write(scenes: Scenes, folder: str | Path) -> None:
+def write(scenes: Scenes, folder: str | Path, progress: Progress = silent) -> None:
     """Write ``images/NNNNN.png`` and ``masks/NNNNN.png`` into a new or empty folder, all or nothing.
 
     Args:
         scenes: What ``generate`` returned.
         folder: Where to write.
+        progress: Told how many files are written.
 
     Raises:
         InputError: The folder is not empty, or cannot be written.
@@ -114,7 +118,7 @@ def write(scenes: Scenes, folder: str | Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for kind, arrays in (("images", scenes.images), ("masks", scenes.masks)):
             (build / kind).mkdir(parents=True)
-            for i, array in enumerate(arrays):
+            for i, array in enumerate(track(arrays, f"Writing {kind}", progress)):
                 save_png(build / kind / f"{i:05d}.png", array, software("data scenes"))
         os.rename(build, folder)
     except OSError as error:

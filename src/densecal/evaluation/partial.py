@@ -26,6 +26,7 @@ from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
 from densecal.metrics.regions import ZONES
 from densecal.metrics.sketch_files import pack_sketch, problem_of_rows, unpack_sketch
+from densecal.runtime.progress import Progress, silent, track
 
 COMMAND = "evaluate"
 """What a part calls itself."""
@@ -284,13 +285,16 @@ def _names(container: Container, name: str, images: int) -> list[str]:
 # ------------------------------------------------------------------ merging
 
 
-def merge_partials(paths: Sequence[Path], name: str | None = None, dataset: str | None = None) -> Partial:
+def merge_partials(
+    paths: Sequence[Path], name: str | None = None, dataset: str | None = None, progress: Progress = silent
+) -> Partial:
     """Add up the parts of an evaluation: the result is that of one call over all images, in whatever order they come.
 
     Args:
         paths: Files of parts.
         name: Name of the method; that of the parts unless given.
         dataset: Name of the data; that of the parts unless given.
+        progress: Told how many parts are added.
 
     Raises:
         InputError: A part cannot be read, has other settings than the first, or holds an image that another one holds.
@@ -300,7 +304,7 @@ def merge_partials(paths: Sequence[Path], name: str | None = None, dataset: str 
     skipped: list[SkippedFile] = []
     groups: list[str] = []
     owners: list[int] = []
-    for number, path in enumerate(paths):
+    for number, path in enumerate(track(paths, "Adding parts", progress)):
         part = read_partial(path)
         if first is None:
             first, total = part, Total(part.total.settings)

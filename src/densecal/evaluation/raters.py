@@ -26,7 +26,7 @@ from densecal.metrics.bootstrap import intervals
 from densecal.metrics.cases import dice_of
 from densecal.metrics.overlap import mean_interval
 from densecal.metrics.raters import rater_agreement, volume_crps
-from densecal.runtime.progress import Progress, silent
+from densecal.runtime.progress import Progress, retitle, silent
 
 _CUBIC_MILLIMETRES = 1000.0
 
@@ -93,8 +93,9 @@ def evaluate_raters(
         raise InputError("MASKS", "one rater", "a folder of masks for each of two raters or more")
     settings = dataclasses.replace(settings, full=False)
     totals = []
-    for folder in raters:
-        part = score_folder(predictions, folder, settings=settings, workers=workers, progress=progress)
+    for number, folder in enumerate(raters, start=1):
+        bar = retitle(progress, f"Rater {number} of {len(raters)}")
+        part = score_folder(predictions, folder, settings=settings, workers=workers, progress=bar)
         assert part is not None
         totals.append(part.total)
     meter = settings.calibration_meter()
