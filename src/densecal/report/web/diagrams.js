@@ -242,7 +242,7 @@ function lines({ title, x, y, all, format, height = 250, cursor = null, dots = [
 function riskCoverage(record) {
   const { risk, by } = record.trust;
   const all = Object.entries(by).map(([name, ys], index) => ({ name, index, xs: ys.map((_, i) => (i + 1) / ys.length), ys }));
-  all.push({ name: "at random", index: all.length, xs: [all[0].xs[0], 1], ys: [risk, risk], className: "thin" });
+  all.push({ name: "at random", index: all.length, xs: [all[0].xs[0], 1], ys: [risk, risk] });
   const most = Math.max(risk, ...all.flatMap((line) => line.ys));
   return lines({
     title: `Risk over coverage of the cases of ${record.dataset}, ${record.name}`, all, format: (v) => decimal(v, 4),
