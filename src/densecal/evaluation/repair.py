@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class RepairSums:
         """
         half = zlib.crc32(stem.encode("utf-8", "surrogateescape")) >> 7 & 1
         level = np.flatnonzero(counts.any(axis=0))
-        index = level_bins(level, counts.shape[1])
+        index = _bins_of_levels(counts.shape[1])[level]
         for label in (0, 1):
             np.add.at(self.counts[half, label], index, counts[label, level])
         foreground, pixels = int(counts[1].sum()), int(counts.sum())
@@ -103,6 +104,11 @@ def level_bins(level: NDArray[Any], levels: int) -> NDArray[np.int64]:
     z = logit(v / (levels - 1))
     index: Ints = np.clip(np.floor((z + LIMIT) * (BINS / (2 * LIMIT))), 0, BINS - 1).astype(np.int64)
     return index
+
+
+@lru_cache
+def _bins_of_levels(levels: int) -> NDArray[np.int64]:
+    return level_bins(np.arange(levels), levels)
 
 
 def fit_temperature(counts: Ints) -> float | None:

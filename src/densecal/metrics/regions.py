@@ -70,8 +70,12 @@ def object_size(labels: NDArray[np.generic], valid: NDArray[np.bool_] | None = N
         The mean size; NaN without foreground.
     """
     everywhere = np.ones((3,) * labels.ndim)
+    if labels.dtype == bool:
+        foreground = labels if valid is None else np.logical_and(labels, valid)
+        objects = int(scipy.ndimage.label(foreground, everywhere)[1])
+        return int(np.count_nonzero(foreground)) / objects if objects else math.nan
     pixels = objects = 0
-    kinds = labels.astype(np.int32) if labels.dtype == bool else labels.astype(np.int32) + 1  # 0 is left out
+    kinds = labels.astype(np.int32) + 1  # 0 is left out
     if valid is not None:
         kinds[~valid] = 0
     for kind, window in enumerate(scipy.ndimage.find_objects(kinds), start=1):
