@@ -748,6 +748,23 @@ def test_tables_have_the_papers_form_of_over_confidence_and_its_other_binnings()
     assert "sweep" not in shown  # these records do not have it
 
 
+def test_dice_and_iou_are_on_the_terminal_and_in_latex(whole):
+    file, out = whole
+    shown = "".join(rendered(table) for table in terminal_tables(summarise(load_matrix(file), out, "command")))
+    masks = (out / "table.tex").read_text().split("% masks at 0.5")[1]
+    heads = ("Dice", "IoU", "Dice/image", "IoU/image")
+    assert all(re.search(rf"\b{head}\b", shown) for head in heads)
+    assert " & ".join(["Method", *[rf"{head} $\uparrow$" for head in heads] * 2]) + r" \\" in masks
+    assert r"\multicolumn{4}{c}{validation} & \multicolumn{4}{c}{held-out}" in masks
+    assert r"\cmidrule(lr){2-5} \cmidrule(lr){6-9}" in masks
+    assert "textures" not in masks  # which have no foreground
+    line = next(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
+    assert line["dataset"] == "validation"
+    mean, spread = (f"{float(line[key]):.3f}" for key in ("dice_image_mean", "dice_image_mean_std"))
+    assert mean in masks.split(r"\midrule")[1]
+    assert f"{mean} ± {spread}" in shown
+
+
 def rendered(table):
     console = Console(file=io.StringIO(), width=160)
     console.print(table)

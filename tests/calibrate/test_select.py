@@ -229,6 +229,27 @@ def test_margins_around_masks(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        (["--delta", "0.1"], "calling every pixel foreground"),
+        (["--control", "margin"], "covering the whole image"),
+    ],
+)
+def test_a_useless_promise_says_so_with_the_smallest_alpha_that_is_of_use(folder, tmp_path, options, way):
+    """Of 24 images, 8 have maps that see nothing."""
+    (tmp_path / "maps").mkdir()
+    for i, file in enumerate(sorted((folder / "maps").iterdir())):
+        np.save(tmp_path / "maps" / file.name, np.load(file) * (i >= 8))
+    (tmp_path / "masks").symlink_to(folder / "masks")
+    code, _, error, result = control(tmp_path, tmp_path, "--alpha", "0.2", *options)
+    assert (code, result["trivial"]) == (3, True)
+    start = f"densecal: risk-control: alpha 0.2 is met only by {way}, which is of no use; the smallest alpha"
+    assert error.strip() == f"{start} without that is {result['smallest_alpha']:g}"
+    again = control(tmp_path, tmp_path, "--alpha", f"{result['smallest_alpha']:g}", *options, "--force")
+    assert (again[0], again[3]["trivial"]) == (0, False)
+
+
+@pytest.mark.parametrize(
     ("options", "classes", "message"),
     [
         (["--control", "sets"], False, "--control sets: one foreground probability"),

@@ -267,6 +267,52 @@ def test_the_sequence_of_precision_tests_stops_at_the_first_failure():
         control(flipped, "precision", 0.1, 0.1)
 
 
+def useless_or_refused(find, alpha):
+    """Whether a promise at alpha cannot be made, or is kept only in a way that says nothing."""
+    try:
+        return find(alpha).is_trivial
+    except InputError:
+        return True
+
+
+@pytest.mark.parametrize("kind", ["misses", "precision", "sets", "surely sets", "margin"])
+def test_the_smallest_alpha_is_the_first_that_is_of_use(kind):
+    """Compared with trying every alpha of four decimals near it, and every tenth of all."""
+    rng = np.random.default_rng(3)
+    curve, sets, margins = RiskCurve(20), SetCurve(3, "aps"), MarginScores(0.9)
+    for _ in range(40):
+        y = rng.random(30) < 0.4
+        curve.update(np.where(rng.random(30) < 0.7, y, ~y) * 0.6 + 0.2 * rng.random(30) * (rng.random() < 0.9), y)
+        p = rng.dirichlet(np.ones(3), 30).T
+        sets.update(p, rng.integers(0, 3, 30))
+        truth = np.eye(6, dtype=bool)
+        margins.update(truth if rng.random() < 0.7 else np.zeros((6, 6), bool), truth)
+    find = {
+        "misses": lambda alpha: control(curve, "misses", alpha, 0.1),
+        "precision": lambda alpha: control(curve, "precision", alpha, 0.1),
+        "sets": sets.control,
+        "surely sets": lambda alpha: sets.control(alpha, 0.1),
+        "margin": margins.control,
+    }[kind]
+    smallest = find(0.95).smallest_alpha
+    assert 0.02 < smallest < 0.95
+    near = [smallest + step / 10_000 for step in (-30, -3, -2, -1, 0, 1, 2, 30)]
+    assert [useless_or_refused(find, alpha) for alpha in near] == [True] * 4 + [False] * 4
+    for alpha in np.arange(0.1, 1, 0.1):
+        assert useless_or_refused(find, float(alpha)) == (alpha < smallest)
+
+
+def test_no_alpha_is_of_use_where_nothing_is_told_apart():
+    curve, sets, margins = RiskCurve(10), SetCurve(2), MarginScores()
+    for _ in range(30):
+        curve.update(np.zeros(4), np.array([True, True, True, False]))
+        sets.update(np.array([[0.0] * 4, [1.0] * 4]), np.zeros(4, int))
+        margins.update(np.zeros((3, 3), bool), np.eye(3, dtype=bool))
+    found = [control(curve, "misses", 0.5, 0.1), sets.control(0.5), sets.control(0.5, 0.1), margins.control(0.5)]
+    assert [one.is_trivial for one in found] == [True] * 4
+    assert all(math.isnan(one.smallest_alpha) for one in found)
+
+
 def test_too_few_images_are_refused():
     curve = RiskCurve()
     curve.update(np.array([0.9, 0.1]), np.array([True, False]))

@@ -47,12 +47,17 @@ def test_the_commands_that_use_a_run_say_it_too(finished, tmp_path):
     none, out = tmp_path / "none", tmp_path / "out"
     for arguments in (
         ("predict", run, none, "--out", out),
+        ("evaluate", run, none),
         ("calibrate", "fit", "temperature", run, "--out", tmp_path / "cal.json"),
+        ("calibrate", "select", run, "--methods", "no-such", "--out", tmp_path / "cal.json"),
         ("report", run, "--out", tmp_path / "report.html"),
         ("shift", run, none),
         ("export", run, "--calibrator", none, "--out", tmp_path / "model.onnx"),
     ):
         assert note in running.run(*arguments)[2].splitlines(), arguments
+    settings = tmp_path / "small.yaml"
+    settings.write_text(f"data: {{images: {none}}}\nmodel: {{weights: {run}}}\n")
+    assert note in running.run("train", settings, "--out", out)[2].splitlines()
     assert "stopped in" not in running.run("predict", finished, none, "--out", out)[2]
 
 

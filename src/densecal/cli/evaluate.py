@@ -23,6 +23,7 @@ from densecal.cli.common import (
     progress_bar,
     read_groups,
     tell_layouts,
+    tell_unfinished,
 )
 from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
@@ -163,6 +164,7 @@ def evaluate(
     if not 0 < tolerance < math.inf:
         raise InputError("--tolerance", f"{tolerance:g}", "a distance above 0")
     if is_run(predictions):
+        tell_unfinished(predictions)
         written = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
         raise InputError(predictions, "a run, which holds no maps", written)
     if partial and any((json, csv, latex, figures, ood)):

@@ -199,11 +199,15 @@ def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[
         return [f"{name}: {risk.units} {unit}s show it; expected at least {needed} (1/alpha - 1) for a threshold"]
     if not result.is_trivial:
         return []
-    smallest = result.smallest_alpha
+    return [f"{name}: {_useless(alpha, f'calling every pixel {name}', result.smallest_alpha)}"]
+
+
+def _useless(alpha: float, how: str, smallest: float) -> str:
+    """Return that a guarantee is met only by ``how``, and the smallest alpha for which it is not."""
     way_out = (
         "no alpha below 1 does better" if math.isnan(smallest) else f"the smallest alpha without that is {smallest:g}"
     )
-    return [f"{name}: alpha {alpha:g} is met only by calling every pixel {name}, which is of no use; {way_out}"]
+    return f"alpha {alpha:g} is met only by {how}, which is of no use; {way_out}"
 
 
 def _risk_entry(risk: ClassRisk) -> dict[str, object]:
@@ -241,8 +245,20 @@ def _tell(found: Found, unit: str, json: Path | None) -> None:
         figures = {name: _finite(value) for name, value in asdict(found).items()}
         write_json(json, {"densecal": "risk-control", "version": 1, **figures, "trivial": found.is_trivial})
     if found.is_trivial:
-        print_note(f"densecal: risk-control: alpha {found.alpha:g} is met only in a way that is of no use")
+        print_note(f"densecal: risk-control: {_useless(found.alpha, _trivial_way(found), found.smallest_alpha)}")
         raise typer.Exit(3)
+
+
+def _trivial_way(found: Found) -> str:
+    """Return how a promise can be kept that says nothing."""
+    from densecal.posthoc.margins import Margin
+    from densecal.posthoc.prediction_sets import SetControl
+
+    if isinstance(found, Margin):
+        return "covering the whole image"
+    if isinstance(found, SetControl):
+        return "giving every pixel all classes"
+    return "calling every pixel foreground" if found.kind == "misses" else "calling no pixel foreground"
 
 
 def _finite(value: object) -> object:

@@ -16,6 +16,7 @@ from densecal.cli.common import (
     print_line,
     print_note,
     progress_bar,
+    tell_unfinished,
 )
 from densecal.errors import InputError, Preempted
 
@@ -82,6 +83,8 @@ def train(
             "your images alone; model.weights=imagenet takes pretrained ones (offline: model.weights=offline "
             "model.encoder=tf_efficientnet_lite2), model.weights=null hides this note"
         )
+    if config.model.weights is not None:
+        tell_unfinished(Path(config.model.weights))
     # this import takes seconds, so mistakes in the settings are reported before it
     import_fabric()
     from densecal.calibrate.runs import train_and_calibrate

@@ -51,6 +51,7 @@ class ConfidentControl:
         set_size: Mean share of an image that is called foreground.
         images: Calibration images.
         groups: n, where images are grouped; else n is the number of images.
+        smallest_alpha: Smallest alpha below 1 that is kept without being trivial; NaN where there is none.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class ConfidentControl:
     set_size: float
     images: int
     groups: int | None = None
+    smallest_alpha: float = math.nan
 
     @property
     def is_trivial(self) -> bool:
@@ -97,11 +99,30 @@ def control(curve: RiskCurve, kind: str, alpha: float, delta: float, grouped: bo
         raise InputError("risk control", problem, "a larger alpha or delta, or more images")
     return ConfidentControl(
         kind, t / curve.steps, alpha, delta, float(p[t]), **curve.costs(t), images=curve.images,
-        groups=curve.units if grouped else None,
+        groups=curve.units if grouped else None, smallest_alpha=_smallest_alpha(curve, kind, delta),
     )  # fmt: skip
 
 
-def hoeffding_bentkus(risk: Floats, n: int, alpha: float) -> Floats:
+def _smallest_alpha(curve: RiskCurve, kind: str, delta: float) -> float:
+    """Return the smallest alpha kept by the first threshold that is not trivial, the easiest of them to pass at."""
+    costs = [curve.costs(t) for t in range(curve.steps + 1)]
+    if kind == "misses":  # from the lowest threshold up
+        useful = (t for t, cost in enumerate(costs) if not cost["fpr"] > 1.0 - _ROUNDING)
+    else:  # from the highest down
+        useful = (t for t in range(curve.steps, -1, -1) if costs[t]["set_size"] >= _ROUNDING)
+    t = next(useful, None)
+    return math.nan if t is None else smallest_level(float(curve.risks(kind)[t]), curve.units, delta)
+
+
+def smallest_level(risk: float, n: int, delta: float) -> float:
+    """Return the smallest alpha, of four decimals, whose p-value at a mean loss of n units is at most delta, or NaN."""
+    levels = np.arange(1, 10_000) / 10_000
+    fails = np.flatnonzero(hoeffding_bentkus(np.full(levels.shape, risk), n, levels) > delta)
+    first = int(fails[-1]) + 1 if fails.size else 0
+    return float(levels[first]) if first < levels.size else math.nan
+
+
+def hoeffding_bentkus(risk: Floats, n: int, alpha: float | Floats) -> Floats:
     """Return the p-values of expected losses above alpha, for mean losses of n units."""
     a = np.minimum(risk, alpha)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_cdt, distance_transform_edt
 
 from densecal.errors import InputError
+from densecal.posthoc.risk_control import rounded_up
 
 SHAPES = ("disc", "square", "cross")
 _METRICS = {"square": "chessboard", "cross": "taxicab"}
@@ -46,6 +47,7 @@ class Margin:
         set_size_before: The same without a margin.
         images: Calibration images.
         groups: n, where images are grouped; else n is the number of images.
+        smallest_alpha: Smallest alpha below 1 with a finite margin; NaN where there is none.
     """
 
     pixels: float
@@ -58,6 +60,7 @@ class Margin:
     set_size_before: float
     images: int
     groups: int | None = None
+    smallest_alpha: float = math.nan
 
     @property
     def is_trivial(self) -> bool:
@@ -155,6 +158,7 @@ class MarginScores:
         return Margin(
             margin, self.shape, self.coverage, alpha, float((scores <= margin).mean()), float((scores <= 0).mean()),
             size, float(inside[0]), self.images, n if grouped else None,
+            rounded_up(1.0 - float(np.isfinite(scores).sum()) / (n + 1)),
         )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
-from densecal.posthoc.high_probability import check_levels, hoeffding_bentkus
+from densecal.posthoc.high_probability import check_levels, hoeffding_bentkus, smallest_level
+from densecal.posthoc.risk_control import rounded_up
 
 SCORES = ("thr", "aps", "raps")
 STEPS = 2000
@@ -33,6 +34,7 @@ PENALTY = 0.01
 FREE = 2
 """Classes of an image without a penalty in raps."""
 _ROUNDING = 1e-12
+_TRIVIAL = 1e-9
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +56,7 @@ class SetControl:
         groups: n, where images are grouped; else n is the number of images.
         penalty: Of raps.
         free: Of raps.
+        smallest_alpha: Smallest alpha below 1 for which some pixel has fewer than all classes; NaN where there is none.
     """
 
     score: str
@@ -68,11 +71,12 @@ class SetControl:
     groups: int | None = None
     penalty: float = PENALTY
     free: int = FREE
+    smallest_alpha: float = math.nan
 
     @property
     def is_trivial(self) -> bool:
         """Whether the promise is kept only by sets of all classes."""
-        return self.set_size > self.classes - 1e-9
+        return self.set_size > self.classes - _TRIVIAL
 
     def sets(self, probabilities: NDArray[Any]) -> NDArray[np.bool_]:
         """Return the sets (K, ...) of pixels with softmax probabilities (K, ...)."""
@@ -173,8 +177,17 @@ class SetCurve:
         return SetControl(
             self.score, t / STEPS * highest_score(self.score, self.num_classes, self.penalty, self.free), alpha, delta,
             1.0 - float(self._misses[t]) / n, float(self._sizes[t]) / n, float(self._empty[t]) / n, self.num_classes,
-            self.images, n if grouped else None, self.penalty, self.free,
+            self.images, n if grouped else None, self.penalty, self.free, self._smallest_alpha(delta),
         )  # fmt: skip
+
+    def _smallest_alpha(self, delta: float | None) -> float:
+        """Return the smallest alpha kept by the highest threshold that leaves a class out of some set."""
+        n = self.units
+        smaller = np.flatnonzero(self._sizes / n <= self.num_classes - _TRIVIAL)
+        if not smaller.size:
+            return math.nan
+        misses = float(self._misses[smaller[-1]])
+        return rounded_up((misses + 1.0) / (n + 1)) if delta is None else smallest_level(misses / n, n, delta)
 
 
 def score_levels(p: NDArray[Any], score: str, penalty: float = PENALTY, free: int = FREE) -> Ints:

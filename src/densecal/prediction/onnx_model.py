@@ -38,6 +38,7 @@ class OnnxModel:
         channels_last: Whether the input is (B, H, W, 3) and not (B, 3, H, W).
         output: Name of the output with the maps.
         classes: 1 for a foreground map, K for K classes.
+        exported: Whether `densecal export` made it of a run.
     """
 
     path: Path
@@ -47,14 +48,18 @@ class OnnxModel:
     channels_last: bool
     output: str
     classes: int
+    exported: bool = False
 
     def chunks(self, images: list[Array]) -> Iterator[Chunks]:
         """Yield the probabilities (classes, H, W) of images (H, W, 3) of bytes, at the size of each image.
 
-        The maps of the network are resized bilinearly, and never stretched to their own range.
+        The maps of the network are resized bilinearly, and never stretched to their own range. Those of an exported run
+        are resized as the run's own; those of other networks by Pillow, as their authors do, which averages where it
+        makes a map smaller.
         """
+        resize = _interpolate if self.exported else _resize
         for p, image in zip(self.maps(images), images, strict=True):
-            yield iter([np.stack([_resize(one, image.shape[:2]) for one in p])])
+            yield iter([np.stack([resize(one, image.shape[:2]) for one in p])])
 
     def maps(self, images: list[Array]) -> Iterator[NDArray[np.float32]]:
         """Yield the probabilities (classes, h, w) of images, at the size of the network's output."""
@@ -161,7 +166,8 @@ def load_onnx(path: Path, preprocess: str | None = None, device: str = "auto") -
     channels_last = _is_channels_last(path, about.shape)
     size = _input_size(path, about.shape[1:3] if channels_last else about.shape[2:], steps.size)
     output = output_name(path, [one.name for one in session.get_outputs()], steps.output)
-    model = OnnxModel(path, session, steps, size, channels_last, output, 1)
+    exported = preprocess is None and "preprocess" not in metadata
+    model = OnnxModel(path, session, steps, size, channels_last, output, 1, exported)
     model = replace(model, classes=_classes(model))
     if model.classes == 1 and steps.activation == "softmax":
         raise InputError(path, "softmax over one channel, which is 1 everywhere", "activation: sigmoid in --preprocess")
@@ -253,3 +259,14 @@ def _resize(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32
     height, width = size
     resized = Image.fromarray(p).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized, np.float32).clip(0, 1)
+
+
+def _interpolate(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
+    """Interpolate a map (h, w) bilinearly, as torch does, which averages nothing where the map gets smaller."""
+    for axis, side in enumerate(size):
+        last = p.shape[axis] - 1
+        at = ((np.arange(side) + 0.5) * p.shape[axis] / side - 0.5).clip(0, last)
+        low = at.astype(np.int64)
+        weight = np.expand_dims((at - low).astype(np.float32), 1 - axis)
+        p = p.take(low, axis) * (1 - weight) + p.take(np.minimum(low + 1, last), axis) * weight
+    return p.clip(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,14 @@ MAIN = (_BY_KEY["ece_ew"], _BY_KEY["oe_ew_weighted"])
 """The figures of the paper's Table 1."""
 PAPER = {"Bins of equal width": MAIN, **BINNINGS}
 """The figures of the paper's tables of calibration, by what the bins are."""
+MASKS = {
+    "Masks at 0.5: all pixels pooled, and means over images": tuple(
+        _BY_KEY[key] for key in ("dice", "iou", "miou", "dice_image_mean", "iou_image_mean")
+    )
+}
+"""How good the masks are: a table of its own on the terminal and in LaTeX, and among the details in Markdown."""
 SWEPT = (*MAIN, _BY_KEY["f_max"], _BY_KEY["miou"])
+_ARROWS: dict[Callable[[list[float]], float], str] = {min: r"$\downarrow$", max: r"$\uparrow$"}
 _AFTER_BRIER = COLUMNS.index(_BY_KEY["brier"]) + 1
 DETAILS = (*COLUMNS[:_AFTER_BRIER], _NLL, *COLUMNS[_AFTER_BRIER:], *_OOD)
 
@@ -69,11 +77,11 @@ def write_tables(summary: Summary, out: Path) -> None:
 
 
 def terminal_tables(summary: Summary) -> list[Table]:
-    """Return the table of every binning for the terminal."""
+    """Return the tables of every binning and of the masks for the terminal."""
     head = f"Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined. {WEIGHTED}"
     return [
         _terminal_table(summary, f"{head}\n{title}" if columns is MAIN else title, columns)
-        for title, columns in _shown(summary)
+        for title, columns in _shown(summary, PAPER | MASKS)
     ]
 
 
@@ -105,7 +113,7 @@ def markdown_text(summary: Summary) -> str:
     lines = _lines(summary, grid=False)
     if lines:
         parts.append(_markdown_table(lines, _cells(summary, MAIN)))
-        for title, columns in _shown(summary)[1:]:
+        for title, columns in _shown(summary, PAPER)[1:]:
             parts += [f"## {title}", _markdown_table(lines, _cells(summary, columns))]
         for dataset in summary.datasets:
             parts += [f"## {dataset}", _markdown_table(lines, _detail_cells(summary, dataset, lines))]
@@ -126,7 +134,7 @@ def markdown_text(summary: Summary) -> str:
 
 
 def latex_text(summary: Summary) -> str:
-    """Return the table of every binning in booktabs style, the columns of a data set together, like the paper's."""
+    """Return the tables of every binning and of the masks in booktabs style, laid out like the paper's."""
     head = [
         r"% densecal benchmark; needs \usepackage{booktabs}",
         "% calibration in per cent, mean and standard deviation over seeds",
@@ -134,22 +142,24 @@ def latex_text(summary: Summary) -> str:
         f"% made by: {printable(summary.command)}",
         "",
     ]
-    return "\n".join([*head, *(_latex_table(summary, title, columns) for title, columns in _shown(summary))])
+    tables = (_latex_table(summary, title, columns) for title, columns in _shown(summary, PAPER | MASKS))
+    return "\n".join([*head, *tables])
 
 
 def _latex_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> str:
     lines, cells = _lines(summary, grid=False), _cells(summary, columns)
-    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
-    wide = len(columns)
-    heads = " & ".join(rf"\multicolumn{{{wide}}}{{c}}{{{escape_latex(dataset)}}}" for dataset in datasets)
-    rules = " ".join(rf"\cmidrule(lr){{{2 + wide * i}-{1 + wide * (i + 1)}}}" for i in range(len(datasets)))
+    heads, rules, first = [], [], 2
+    for dataset, width in Counter(dataset for dataset, _ in cells).items():
+        heads.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(dataset)}}}")
+        rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}")
+        first += width
     out = [
         f"% {title.lower()}",
         r"\begin{tabular}{l" + "r" * len(cells) + "}",
         r"\toprule",
-        rf" & {heads} \\",
-        rules,
-        " & ".join(["Method", *(rf"{column.latex} $\downarrow$" for _, column in cells)]) + r" \\",
+        rf" & {' & '.join(heads)} \\",
+        " ".join(rules),
+        " & ".join(["Method", *(f"{column.latex} {_ARROWS[column.best]}" for _, column in cells)]) + r" \\",
         r"\midrule",
     ]
     marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
@@ -196,9 +206,9 @@ def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | No
     return [(d, c) for d in summary.datasets for c in columns if _has_figures(summary, lines, d, c)]
 
 
-def _shown(summary: Summary) -> list[tuple[str, tuple[Column, ...]]]:
-    """Return the binnings that there are figures for, those of the main table first."""
-    return [(title, columns) for title, columns in PAPER.items() if columns is MAIN or _cells(summary, columns)]
+def _shown(summary: Summary, tables: dict[str, tuple[Column, ...]]) -> list[tuple[str, tuple[Column, ...]]]:
+    """Return the tables that there are figures for, with their titles."""
+    return [(title, columns) for title, columns in tables.items() if columns is MAIN or _cells(summary, columns)]
 
 
 def _detail_cells(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
