@@ -18,6 +18,20 @@ COMMANDS = {
 }
 
 
+def test_an_error_that_ctrl_c_causes_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    def half_imported() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.sigtimedwait([], 5)
+        except KeyboardInterrupt:
+            raise RuntimeError("CPU dispatcher tracer already initialized") from None  # as NumPy does
+
+    monkeypatch.setattr("densecal.data.caches.list_caches", half_imported)
+    before = signal.getsignal(signal.SIGINT)
+    assert running.run("cache", "show")[::2] == (130, "densecal: cache: stopped; the same command starts again\n")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_is_stopped_says_how_to_go_on(

@@ -184,10 +184,15 @@ class _Commands(_Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C and SIGTERM become `Preempted`."""
+        received: list[int] = []
         try:
-            with _raise_on_sigterm():
+            with _raise_on_sigterm(), _note_ctrl_c(received):
                 return super().invoke(ctx)
-        except (KeyboardInterrupt, _Terminated) as stop:
+        except Preempted:
+            raise
+        except (KeyboardInterrupt, _Terminated, Exception) as stop:
+            if isinstance(stop, Exception) and not received:
+                raise
             command = ctx.invoked_subcommand or "densecal"
             stopped = Preempted(f"{command}: stopped; {GO_ON.get(command, 'the same command starts again')}")
             stopped.number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
@@ -212,6 +217,25 @@ def _raise_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _note_ctrl_c(received: list[int]) -> Iterator[None]:
+    """Note that Ctrl-C was received: an import that it interrupts may raise another exception in its place."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _registered() -> dict[str, Any]:
