@@ -137,7 +137,7 @@ def _curves(item: Item, summary: Summary) -> str:
         for sweep in sweeps(summary)
         for text in (_stable(sweep, dataset) if sweep.key in STABLE else _shape(sweep, dataset, figure, base))
     ]
-    return f"{dataset}: {'; '.join(parts)}"
+    return f"{dataset}: {'; '.join(parts)}" if parts else ""
 
 
 def _points(sweep: Sweep, line: str, dataset: str, figure: Column) -> list[tuple[float, float]]:
