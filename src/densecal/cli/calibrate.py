@@ -23,22 +23,10 @@ from densecal.cli.common import (
     tell_unfinished,
 )
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
-from densecal.cli.map_options import (
-    Axes,
-    ChannelsLast,
-    Format,
-    Key,
-    Logits,
-    MaxValue,
-    Multilabel,
-    Normalise,
-    RegionName,
-    StripSuffix,
-    map_options,
-)
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
-from densecal.io.map_options import AS_STORED
+from densecal.io.map_options import AS_STORED, MapOptions
 
 if TYPE_CHECKING:
     from densecal.calibrate.folders import MapData
@@ -50,6 +38,7 @@ app.add_typer(calibrate_app, name="calibrate")
 
 
 @calibrate_app.command("fit")
+@with_map_options
 def calibrate_fit(
     method: Annotated[
         str,
@@ -61,18 +50,9 @@ def calibrate_fit(
     masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
     images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    maps: MapOptions = AS_STORED,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -99,7 +79,6 @@ def calibrate_fit(
     from densecal import posthoc
 
     kind = posthoc.find(method, "METHOD")
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     from densecal.calibrate import folders
     from densecal.calibrate.fit import fit
     from densecal.io.outputs import check_outputs
@@ -146,21 +125,13 @@ def calibrate_fit(
 
 
 @calibrate_app.command("apply")
+@with_map_options
 def calibrate_apply(
     calibrator: Annotated[Path, typer.Argument(help="File that `calibrate fit` wrote.")],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
     out: Annotated[Path, typer.Option(help="Folder for the calibrated maps.")] = ...,  # type: ignore[assignment]
     images: Annotated[Path | None, typer.Option(help="Folder of images, for local-temperature and selective.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    maps: MapOptions = AS_STORED,
     force: Force = False,
 ) -> None:
     """Write the calibrated maps of a folder of maps.
@@ -173,7 +144,6 @@ def calibrate_apply(
     from densecal.calibrate.folders import apply
 
     loaded = posthoc.load(calibrator)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     with progress_bar() as report:
         applied = apply(loaded, predictions, out, images, report, posthoc.calibrator_files(calibrator), force, maps)
     low, high = applied.flip_ci

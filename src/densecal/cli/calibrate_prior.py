@@ -17,41 +17,22 @@ from densecal.cli.common import (
     progress_bar,
     tell_layouts,
 )
-from densecal.cli.map_options import (
-    Axes,
-    ChannelsLast,
-    Format,
-    Key,
-    Logits,
-    MaxValue,
-    Multilabel,
-    Normalise,
-    RegionName,
-    StripSuffix,
-    map_options,
-)
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
+from densecal.io.map_options import AS_STORED, MapOptions
 
 
 @calibrate_app.command("prior")
+@with_map_options
 def calibrate_prior(
     predictions: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the source.")],
     masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
     target: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the target, without masks.")],
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    maps: MapOptions = AS_STORED,
     force: Force = False,
 ) -> None:
     """Adapt calibrated maps to data without labels in which classes have other frequencies.
@@ -74,7 +55,6 @@ def calibrate_prior(
     from densecal.io.outputs import check_outputs
     from densecal.io.pairs import pair_files
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     data = MapData(predictions, masks, classes or 1, ignore_index, None, maps)
     unlabelled = one_plan(target, None, maps, classes or data.classes)
     for folder, said in ((predictions, data.said), (target, unlabelled.said)):

@@ -22,22 +22,10 @@ from densecal.cli.common import (
     tell_layouts,
     tell_unfinished,
 )
-from densecal.cli.map_options import (
-    Axes,
-    ChannelsLast,
-    Format,
-    Key,
-    Logits,
-    MaxValue,
-    Multilabel,
-    Normalise,
-    RegionName,
-    StripSuffix,
-    map_options,
-)
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
-from densecal.io.map_options import AS_STORED
+from densecal.io.map_options import AS_STORED, MapOptions
 
 if TYPE_CHECKING:
     from densecal.calibrate.folders import MapData
@@ -46,6 +34,7 @@ if TYPE_CHECKING:
 
 
 @calibrate_app.command("select")
+@with_map_options
 def calibrate_select(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
     masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,
@@ -56,18 +45,9 @@ def calibrate_select(
     folds: Annotated[int, typer.Option(min=2, help="Parts of the images; each is judged on once.")] = 5,
     groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the table as JSON.")] = None,
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    maps: MapOptions = AS_STORED,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for runs.")] = "auto",
     force: Force = False,
 ) -> None:
@@ -96,7 +76,6 @@ def calibrate_select(
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     data: MapData | RunData
     if is_run(predictions):
         if maps != AS_STORED:

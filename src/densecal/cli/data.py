@@ -9,6 +9,7 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import Force, check_targets, console, print_line, print_note, progress_bar
+from densecal.cli.map_options import IgnoreIndex
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def data_check(
     classes: Annotated[
         int | None, typer.Option(min=1, max=255, help="K for label maps. Default: that of a published set, else 1.")
     ] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    ignore_index: IgnoreIndex = None,
     json: Annotated[Path | None, typer.Option(help="Write every finding as JSON.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     force: Force = False,

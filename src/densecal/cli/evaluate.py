@@ -27,21 +27,10 @@ from densecal.cli.common import (
 )
 from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
-from densecal.cli.map_options import (
-    Axes,
-    ChannelsLast,
-    Format,
-    Key,
-    Logits,
-    MaxValue,
-    Multilabel,
-    Normalise,
-    RegionName,
-    StripSuffix,
-    map_options,
-)
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, MAX_SLAB_PIXELS
+from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.runtime.progress import retitle
 
 if TYPE_CHECKING:
@@ -49,7 +38,6 @@ if TYPE_CHECKING:
     from densecal.evaluation.record import Record, SkippedFile
     from densecal.evaluation.worker import Settings
     from densecal.io.groups import Groups
-    from densecal.io.map_options import MapOptions
     from densecal.runtime.engine import Engine
     from densecal.runtime.sharding import Processes
 
@@ -62,6 +50,7 @@ class Metrics(StrEnum):
 
 
 @app.command()
+@with_map_options
 def evaluate(
     predictions: Annotated[
         Path, typer.Argument(help="Folder of maps, of METHOD/ folders or of METHOD/DATASET/ folders.")
@@ -80,8 +69,8 @@ def evaluate(
     metrics: Annotated[
         Metrics, typer.Option(help="fast leaves out S, weighted F and the boundary bands.")
     ] = Metrics.full,
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
     class_names: Annotated[
         str | None, typer.Option(help="Names of the classes: road,sky,... or a file with one name per line.")
     ] = None,
@@ -90,16 +79,7 @@ def evaluate(
     name: Annotated[str | None, typer.Option(help="Name of the method. Default: that of the folder.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the data set. Default: that of the mask folder.")] = None,
     groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    maps: MapOptions = AS_STORED,
     tolerance: Annotated[
         float, typer.Option(help="Volumes: distance in mm up to which surfaces agree (surface Dice).")
     ] = 1.0,
@@ -156,7 +136,6 @@ def evaluate(
     from densecal.runtime.sharding import join_processes
 
     names = _class_names(class_names, classes)
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     settings = Settings(
         bins, metrics is Metrics.full, classes, ignore_index, max_pixels or MAX_PIXELS, bool(ood), names, maps,
         tolerance, prices_of(cost_miss, cost_alarm), max_pixels or MAX_SLAB_PIXELS,

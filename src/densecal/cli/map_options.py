@@ -2,50 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
 from densecal.io.map_options import MapOptions
 
-Logits = Annotated[bool, typer.Option("--logits", help="Maps hold logits; their sigmoid or softmax is used.")]
-ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Arrays of K classes are (H, W, K).")]
-Key = Annotated[str | None, typer.Option(help="Name of the array in files that hold several.")]
-StripSuffix = Annotated[
-    list[str] | None,
-    typer.Option(help="End of names, before .png etc., left out when maps and masks are matched; may be repeated."),
-]
-MaxValue = Annotated[float | None, typer.Option(help="Value that means probability 1, such as 100.")]
-Normalise = Annotated[bool, typer.Option("--normalise", help="Divide class scores by their sum (Mask2Former).")]
-Axes = Annotated[
-    str | None, typer.Option(metavar="zyx|xyz", help="Axes of .npy volumes: zyx (SimpleITK) or xyz (nibabel).")
-]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="auto|plain|NAME",
-        help="Whose files these are: nnunet, monai, transformers, ... (docs/formats.md). plain: match stems alone.",
-    ),
-]
-Multilabel = Annotated[
-    bool, typer.Option("--multilabel", help="Maps hold K sigmoids per pixel; masks have a channel for each.")
-]
-RegionName = Annotated[str | None, typer.Option("--region", metavar="NAME", help="One region of multi-label maps.")]
+Classes = Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")]
+IgnoreIndex = Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")]
 
 
-def map_options(
-    logits: bool,
-    channels_last: bool,
-    key: str | None,
-    max_value: float | None,
-    strip_suffix: list[str] | None,
-    normalise: bool = False,
-    axes: str | None = None,
-    layout: str = "auto",
-    multilabel: bool = False,
-    region: str | None = None,
+def _map_options(
+    logits: Annotated[
+        bool, typer.Option("--logits", help="Maps hold logits; their sigmoid or softmax is used.")
+    ] = False,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Arrays of K classes are (H, W, K).")] = False,
+    key: Annotated[str | None, typer.Option(help="Name of the array in files that hold several.")] = None,
+    max_value: Annotated[float | None, typer.Option(help="Value that means probability 1, such as 100.")] = None,
+    strip_suffix: Annotated[
+        list[str] | None,
+        typer.Option(help="End of names, before .png etc., left out when maps and masks are matched; may be repeated."),
+    ] = None,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Divide class scores by their sum (Mask2Former).")
+    ] = False,
+    axes: Annotated[
+        str | None, typer.Option(metavar="zyx|xyz", help="Axes of .npy volumes: zyx (SimpleITK) or xyz (nibabel).")
+    ] = None,
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="auto|plain|NAME",
+            help="Whose files these are: nnunet, monai, transformers, ... (docs/formats.md). plain: match stems alone.",
+        ),
+    ] = "auto",
+    multilabel: Annotated[
+        bool, typer.Option("--multilabel", help="Maps hold K sigmoids per pixel; masks have a channel for each.")
+    ] = False,
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="One region of multi-label maps.")
+    ] = None,
 ) -> MapOptions:
-    """Return the options as readers take them."""
+    """Declare the options, and return them as readers take them."""
     strip = tuple(strip_suffix or ())
     return MapOptions(logits, channels_last, key, max_value, strip, normalise, axes, layout, multilabel, region)
+
+
+def with_map_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command these options in place of its parameter ``maps``, which then holds what the user gave."""
+    options = inspect.signature(_map_options, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:  # Any: a parameter of whatever kind the command declares
+        maps = _map_options(**{name: given.pop(name) for name in options})
+        command(**given, maps=maps)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += options.values() if parameter.name == "maps" else [parameter]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    return run

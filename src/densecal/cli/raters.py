@@ -9,22 +9,20 @@ import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import Force, check_targets, console, progress_bar
-from densecal.cli.map_options import Axes, Key, Logits, StripSuffix
-from densecal.io.map_options import MapOptions
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
+from densecal.io.map_options import AS_STORED, MapOptions
 
 
 @app.command()
+@with_map_options
 def raters(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps.")],
     masks: Annotated[list[Path], typer.Argument(help="A folder of masks for each rater, with the same names.")],
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
     bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
-    logits: Logits = False,
-    key: Key = None,
-    strip_suffix: StripSuffix = None,
-    axes: Axes = None,
+    maps: MapOptions = AS_STORED,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: all cores.")] = None,
     force: Force = False,
 ) -> None:
@@ -43,7 +41,6 @@ def raters(
     from densecal.report.raters import rater_table
     from densecal.runtime.cores import cores
 
-    maps = MapOptions(logits, key=key, strip_suffix=tuple(strip_suffix or ()), axes=axes)
     settings = Settings(bins, False, classes, ignore_index, maps=maps)
     check_targets(json)
     if json is not None:

@@ -21,20 +21,9 @@ from densecal.cli.common import (
     read_groups,
     tell_layouts,
 )
-from densecal.cli.map_options import (
-    Axes,
-    ChannelsLast,
-    Format,
-    Key,
-    Logits,
-    MaxValue,
-    Multilabel,
-    Normalise,
-    RegionName,
-    StripSuffix,
-    map_options,
-)
+from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
+from densecal.io.map_options import AS_STORED, MapOptions
 
 if TYPE_CHECKING:
     from densecal.calibrate.folders import ClassRisk
@@ -55,6 +44,7 @@ class Control(StrEnum):
 
 
 @app.command("risk-control")
+@with_map_options
 def risk_control(
     predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps, or of softmax maps (--classes).")],
     masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
@@ -72,20 +62,11 @@ def risk_control(
     score: Annotated[str, typer.Option(help="For sets: thr (smallest), aps or raps (never empty).")] = "thr",
     coverage: Annotated[float, typer.Option(help="For margin: share of the foreground to cover.")] = 0.95,
     shape: Annotated[str, typer.Option(help="For margin: disc, square or cross.")] = "disc",
-    classes: Annotated[int | None, typer.Option(min=1, max=255, help="K for maps of K softmax classes.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(min=0, max=255, help="Mask value of void pixels.")] = None,
+    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
     groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
-    logits: Logits = False,
-    channels_last: ChannelsLast = False,
-    key: Key = None,
-    max_value: MaxValue = None,
-    strip_suffix: StripSuffix = None,
-    normalise: Normalise = False,
-    axes: Axes = None,
-    layout: Format = "auto",
-    multilabel: Multilabel = False,
-    region: RegionName = None,
+    maps: MapOptions = AS_STORED,
     force: Force = False,
 ) -> None:
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
@@ -127,9 +108,8 @@ def risk_control(
     from densecal.io.pairs import pair_files
     from densecal.posthoc.high_probability import control as control_confidently
 
-    maps = map_options(logits, channels_last, key, max_value, strip_suffix, normalise, axes, layout, multilabel, region)
     channels = classes or 1
-    if control is Control.sets and (multilabel or region is not None):
+    if control is Control.sets and (maps.multilabel or maps.region is not None):
         expected = "softmax maps, where one of the K classes is true at a pixel"
         raise InputError("--control sets", "regions, which may overlap", expected)
     plan = one_plan(predictions, masks, maps, channels, ignore_index)
