@@ -46,7 +46,8 @@ def train(
 
     The folder holds config.yaml, log.jsonl, checkpoints/last, previous and best, alpha.csv (adaptive methods) and
     calibrator.json (with model.calibrator). `--resume` continues a run that was killed, and it ends with the same
-    weights, bit for bit on a CPU. Ctrl-C stops a run after the current step, a second Ctrl-C stops it at once.
+    weights, bit for bit on a CPU with the same number of threads (engine.threads). Ctrl-C stops a run after the current
+    step, a second Ctrl-C stops it at once.
 
     Examples:
 

@@ -1,9 +1,11 @@
-"""The cores that are really there."""
+"""The cores that are really there, and how much of them other processes use."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 
@@ -11,6 +13,49 @@ def cores() -> int:
     """Return the number of cores that this process may use: fewer than the machine has, by affinity or a cgroup."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(count, _cgroup_quota())))
+
+
+def create_load_meter(wanted: int, statistics: Path = Path("/proc/stat")) -> Callable[[], float] | None:
+    """Return a function that says how many of the cores wanted for this process others have used since its last call.
+
+    As long as others are content with the cores beyond those wanted, that is 0. It is ``None`` on systems that do not
+    tell.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+
+    def read() -> tuple[float, float, float] | None:
+        busy = _busy_seconds(statistics, allowed)
+        return None if busy is None else (time.monotonic(), busy, time.process_time())
+
+    before = read()
+    if before is None:
+        return None
+
+    def taken() -> float:
+        nonlocal before
+        now = read()
+        if now is None or before is None or now[0] <= before[0]:
+            return 0.0
+        seconds, busy, own = (after - earlier for after, earlier in zip(now, before, strict=True))
+        before = now
+        return max(0.0, (busy - own) / seconds - (len(allowed) - wanted))
+
+    return taken
+
+
+def _busy_seconds(statistics: Path, allowed: set[str]) -> float | None:
+    """Return how long some cores have not been idle since the start, also those that a hypervisor gave to others."""
+    try:
+        rows = [line.split() for line in statistics.read_text().splitlines()]
+        ticks = [[int(word) for word in row[1:9]] for row in rows if row and row[0] in allowed]
+    except (OSError, ValueError):
+        return None
+    # user, nice, system, idle, waiting for a disk, interrupts, more of them, stolen
+    if len(ticks) < len(allowed) or any(len(row) < 8 for row in ticks):
+        return None
+    return sum(sum(row) - row[3] - row[4] for row in ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:

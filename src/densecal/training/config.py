@@ -229,6 +229,8 @@ class EngineConfig(Section):
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         devices: Processes on this machine.
         nodes: Machines.
+        threads: Threads on a CPU. ``auto`` is one per core, fewer while other processes use cores, and OMP_NUM_THREADS
+            if it is set. Runs with the same number have the same bits.
         precision: ``auto`` is bf16 on CUDA and fp32 elsewhere.
         graphs: Replay training steps (on one device, without ``optim.accumulate``), validation and the predictions
             of the trained model as CUDA graphs.
@@ -242,6 +244,7 @@ class EngineConfig(Section):
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: Positive = 1
     nodes: Positive = 1
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     graphs: bool = True
     kernels: bool = True

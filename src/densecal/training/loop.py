@@ -1,4 +1,4 @@
-"""The training loop, on Lightning Fabric. A run that was killed at any moment resumes to the same bits."""
+"""The training loop, on Lightning Fabric. A run killed at any moment resumes to the same bits, by as many threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from densecal.training.config import Config, dump_config, first_difference, pars
 from densecal.training.logs import Log
 from densecal.training.preemption import Position, stop_when_asked
 from densecal.training.restoring import POSITION, START, WEIGHTS, check_epoch, hash_names, restore
-from densecal.training.run import PATIENCE, Run, create_fabric, limit_threads, open_run
+from densecal.training.run import PATIENCE, Run, create_fabric, open_run
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate, stage_position
 from densecal.training.stages import (
@@ -44,6 +44,7 @@ from densecal.training.stages import (
     load_first_stage,
     read_first_stage,
 )
+from densecal.training.threads import choose_threads
 
 STEPS_BETWEEN_CHECKS = 50
 """How often the losses are checked on a device that runs ahead. On the CPU every step is checked."""
@@ -79,7 +80,6 @@ def train(
     with meeting(PATIENCE) if config.engine.devices * config.engine.nodes > 1 else contextlib.nullcontext():
         join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo", PATIENCE)
         fabric.launch()
-    limit_threads(config.engine.devices)
     try:
         with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as locked:
             if not locked:
@@ -102,13 +102,14 @@ def _train(
         if saved.meta["epoch"] == config.total_epochs:
             return None
     run = open_run(config, fabric, progress)
+    run.threads = choose_threads(config.engine, fabric.device)
     for note in run.data.notes:
         warnings.warn(note, stacklevel=2)
     _warn_of_long_warmup(run)
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
     first_epoch, best_brier = _begin(run, out, log, saved, first_stage, progress)
     result, start = None, time.perf_counter()
-    with log, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
+    with log, run.threads, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first_epoch, config.total_epochs):
             if epoch == config.optim.epochs and run.position is None:
                 begin_second_stage(run)
@@ -219,6 +220,7 @@ def _log_entry(
         "loss": loss,
         "lr": learning_rate(run.config.optim, epoch),
         "images_per_second": images_per_second,
+        "threads": run.threads.used(),
         "validation": {name: getattr(result, name) for name in LOGGED_FIGURES},
         "method": run.method.statistics(),
     }
@@ -290,6 +292,7 @@ def _load_batches(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[
 
     config = run.config
     for batch, images, masks in read() if run.resident else prefetch(read()):
+        run.threads.follow()
         yield batch, *to_device(images, masks, run.fabric.device, config.data.classes)
 
 

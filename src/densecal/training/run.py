@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,13 +20,13 @@ from densecal.kernels import accelerate, rehearse
 from densecal.methods import Method, create
 from densecal.models import SegmentationModel, build
 from densecal.models.criterion import Criterion, criterion_of, is_plain
-from densecal.runtime.cores import cores
 from densecal.runtime.progress import Progress, silent
 from densecal.training.averaging import Average
 from densecal.training.config import Config
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Position
 from densecal.training.samples import Data, open_data, open_parts
+from densecal.training.threads import Threads
 
 PATIENCE = timedelta(minutes=30)
 """How long a process of several waits for the others, at the start and at every step."""
@@ -49,6 +48,7 @@ class Run:
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
     criterion: Criterion
+    threads: Threads = field(default_factory=Threads)
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the process is asked to stop."""
     position: Position | None = None
@@ -82,12 +82,6 @@ def create_fabric(config: Config) -> Fabric:
         reason = " ".join(str(error).split())
         expected = "engine.devices and engine.nodes as torchrun or SLURM started them"
         raise InputError("engine.devices", f"{engine.devices} ({reason})", expected) from None
-
-
-def limit_threads(processes: int) -> None:
-    """Use no more threads than this process, one of several on the machine, has cores, unless the user has chosen."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, cores() // processes)))
 
 
 def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run:
