@@ -107,7 +107,7 @@ def test_without_ood_the_record_has_no_further_keys(tmp_path):
     assert list(plain) == [
         "densecal", "schema", "name", "dataset", "images", "pixels", "skipped", "warnings", "calibration",
         "segmentation",
-        "reliability", "joint", "settings", "segmentation_ci", "thresholds", "curves", "logits", "sizes",
+        "reliability", "joint", "settings", "segmentation_ci", "thresholds", "curves", "logits",
         "cases", "regions",
     ]  # fmt: skip
     beside, *_ = evaluate_json(tmp_path, *folders, "--ood", tmp_path / "textures")

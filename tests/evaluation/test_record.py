@@ -25,7 +25,6 @@ from densecal.evaluation.record import (
     Reliability,
     Repair,
     SegmentationCurves,
-    SizeGroup,
     SkippedFile,
     Thresholds,
     TwoHistograms,
@@ -71,7 +70,6 @@ def full_record() -> Record:
         groups=4,
         logits=LogitCounts(12.0, (3, 1), (0, 3)),
         repair=Repair(2.0, 21, 0.25, 0.125),
-        sizes=(SizeGroup("small", 0.0, 0.0625, 3, 0.25, -0.125),),
         ood=(
             OutOfDistribution(
                 "textures", 0.75, 0.5, TwoHistograms((1, 2), (3, 4)), TwoHistograms((5,), (6,)), small_record()
@@ -97,6 +95,12 @@ def through_a_file(content: Any) -> Any:
 @pytest.mark.parametrize("make", [small_record, full_record])
 def test_a_record_comes_back_from_json_as_it_was(make):
     assert Record.from_json(through_a_file(make().to_json()), "a.json") == make()
+
+
+def test_a_file_with_the_groups_of_sizes_that_are_no_longer_written_still_loads():
+    group = {"name": "small", "above": 0.0, "up_to": 0.05, "images": 3, "ece_ew": 0.25, "gap": -0.125}
+    content = through_a_file({**full_record().to_json(), "sizes": [group]})
+    assert Record.from_json(content, "a.json") == full_record()
 
 
 def test_nan_is_null_in_a_file_and_nan_again_in_a_record():

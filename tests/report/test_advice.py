@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from densecal.evaluation.record import Calibration, PairedDifference, Repair, SizeGroup
+from densecal.evaluation.measures import Region
+from densecal.evaluation.record import Calibration, PairedDifference, Repair
 from densecal.report.advice import all_advice, comparisons
 from tests.records import small_record
 
@@ -54,13 +55,14 @@ def test_a_temperature_that_does_not_help_is_not_recommended():
 
 
 def test_places_are_named_only_where_errors_are_larger():
-    sizes = (SizeGroup("small", 0, 0.05, 9, 0.03, 0.03), SizeGroup("large", 0.25, 1, 30, 0.019, 0.01))
+    errors = {"small_objects": (9, 0.03), "large_objects": (30, 0.019), "hard_images": (13, 0.09)}
+    regions = tuple(Region(name, images, 100, {"ece_ew": ece}, {}) for name, (images, ece) in errors.items())
     assert "Errors are largest" not in text(record())
-    assert text(record(boundary=0.11, sizes=sizes)).endswith(
+    assert text(record(boundary=0.11, regions=regions)).endswith(
         "Errors are largest within 5 pixels of boundaries (ECE 11.0 %) and in images with small objects "
         "(ECE 3.0 %, 9 images)."
     )
-    assert "Errors" not in text(record(ece=0.004, boundary=0.11, sizes=sizes))
+    assert "Errors" not in text(record(ece=0.004, boundary=0.11, regions=regions))
 
 
 def test_of_many_methods_the_best_and_the_worst_speak():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,37 +20,9 @@ _MILLILITRE = 1000.0
 Floats = NDArray[np.float64]
 
 
-@dataclass
-class CaseSums:
-    """Scores of cases, in the order of the images.
-
-    Attributes:
-        rows: `metrics.cases.COLUMNS` of every class, (K, columns) each; one class for foreground maps.
-        confidences: The size of a voxel in cubic millimetres, NaN where no file says it, and `AGGREGATIONS`.
-    """
-
-    rows: list[Floats] = field(default_factory=list)
-    confidences: list[Floats] = field(default_factory=list)
-
-    def add(self, rows: Floats, confidences: Floats, spacing: Sequence[float] | None) -> None:
-        """Add a case."""
-        size = math.nan if spacing is None else math.prod(spacing)
-        self.rows.append(rows)
-        self.confidences.append(np.concatenate([[size], confidences]))
-
-    def merge(self, other: CaseSums) -> None:
-        """Add the cases of other pairs."""
-        self.rows += other.rows
-        self.confidences += other.confidences
-
-    def reorder(self, order: list[int]) -> None:
-        """Put the cases in another order."""
-        self.rows = [self.rows[i] for i in order]
-        self.confidences = [self.confidences[i] for i in order]
-
-
 def case_scores(
-    sums: CaseSums,
+    rows: Floats,
+    confidences: Floats,
     names: Sequence[str],
     volumes: bool,
     tolerance: float,
@@ -60,13 +31,13 @@ def case_scores(
     """Return what a record says of cases.
 
     Args:
-        sums: Their scores.
+        rows: Scores of every case and class, (cases, classes, `COLUMNS`); one class for foreground maps.
+        confidences: The size of a voxel of every case in cubic millimetres, or NaN, and `AGGREGATIONS`.
         names: Their names.
         volumes: Whether they are volumes, whose scores are listed case by case.
         tolerance: Of the surface Dice.
         groups: The group of every case, where intervals resample groups.
     """
-    rows, confidences = np.stack(sums.rows), np.stack(sums.confidences)
     size = confidences[:, 0] / _MILLILITRE
     unit = "voxels" if np.isnan(size).any() else "ml"
     scale = np.ones(len(size)) if unit == "voxels" else size

@@ -24,6 +24,7 @@ from densecal.metrics.cases import AGGREGATIONS, COLUMNS
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
+from densecal.metrics.levels import ROW_SCALARS
 from densecal.metrics.regions import ZONES
 from densecal.metrics.sketch_files import pack_sketch, problem_of_rows, unpack_sketch
 from densecal.runtime.progress import Progress, silent, track
@@ -80,26 +81,17 @@ def pack_partial(part: Partial) -> bytes:
     sums = total.segmentation_meter().exact_sums()
     sums.merge(total.segmentation)
     arrays |= {f"segmentation/{name}": value for name, value in sums.integers().items()}
-    arrays[f"{EACH}overlaps"] = np.array(total.overlaps, np.float64).reshape(-1, 2)
-    classes = 1 if total.settings.binary else total.settings.classes or 1
-    arrays[f"{EACH}cases"] = np.array(total.cases.rows, np.float64).reshape(-1, classes, len(COLUMNS))
-    arrays[f"{EACH}confidences"] = np.array(total.cases.confidences, np.float64).reshape(-1, 1 + len(AGGREGATIONS))
+    for name, column in _columns(total.settings).items():
+        arrays[f"{EACH}{name}"] = np.array(total.each.entries(name), np.float64).reshape(-1, *column.shape)
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
-    if total.settings.full:
-        arrays[f"{EACH}sizes"] = np.array(total.sizes, np.float64)
-        zone_rows = np.array(total.zone_rows, np.float64)
-        arrays[f"{EACH}zones"] = zone_rows.reshape(-1, len(ZONES), total.meter.sketch.rows.width)
     if part.groups is not None:
         arrays[f"{EACH}groups"] = _to_bytes(part.groups)
-    if total.repair.shares:
+    if total.settings.binary:
         arrays |= {"repair/counts": total.repair.counts, "repair/images": total.repair.images}
-        arrays[f"{EACH}shares"] = np.array(total.repair.shares, np.float64)
     if total.settings.entropy:
         arrays["entropy/histogram"] = total.entropy.histogram
         arrays[f"{EACH}entropy"] = np.array(total.entropy.images, np.float64)
     prices = total.settings.prices
-    if prices is not None:
-        arrays[f"{EACH}errors"] = np.array(total.errors, np.float64).reshape(-1, _classes(total.settings), 2)
     header = {
         "prices": None if prices is None else [prices.miss, prices.false_alarm],
         "name": part.name,
@@ -135,19 +127,14 @@ def read_partial(path: Path) -> Partial:
         total.meter.load_state_dict(state)
         total.findings = header.findings
         total.segmentation = _read_sums(container, total, state)
-        overlaps = _each(container, "overlaps", images, (-1, 2), 1.0)
-        total.overlaps = list(overlaps)
-        classes = 1 if header.settings.binary else header.settings.classes or 1
-        total.cases.rows = list(_each(container, "cases", images, (-1, classes, len(COLUMNS)), _MOST))
-        total.cases.confidences = list(_each(container, "confidences", images, (-1, 1 + len(AGGREGATIONS)), _MOST))
-        if header.settings.prices is not None:
-            total.errors = list(_each(container, "errors", images, (-1, _classes(header.settings), 2), 1e18))
-        if header.settings.full:
-            total.sizes = _each(container, "sizes", images, (-1,), np.inf).tolist()
-            total.zone_rows = list(_read_zones(container, state["rows"]))
+        for name, column in _columns(header.settings).items():
+            if name == "zones":
+                total.each[name] = _read_zones(container, state["rows"])
+            else:
+                total.each[name] = _each(container, name, images, (-1, *column.shape), column.most)
         total.stems = _names(container, "names", images)
         groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
-        if f"{EACH}shares" in container:
+        if "repair/counts" in container:
             _read_repair(container, total, images)
         if header.settings.entropy:
             total.entropy.histogram = container.array("entropy/histogram", "i8", (ENTROPY_BINS,))
@@ -173,9 +160,28 @@ class _Header:
         self.findings = Findings(**findings)
 
 
-def _classes(settings: Settings) -> int:
-    """Return how many classes have counts of errors."""
-    return 1 if settings.binary else settings.classes or 1
+@dataclass(frozen=True)
+class _Column:
+    """A column of `PerImage`: the shape of an entry, and the largest value."""
+
+    shape: tuple[int, ...]
+    most: float
+
+
+def _columns(settings: Settings) -> dict[str, _Column]:
+    """Return the columns that there are with some settings."""
+    classes = 1 if settings.binary else settings.classes or 1
+    columns = {
+        "overlaps": _Column((2,), 1.0),
+        "cases": _Column((classes, len(COLUMNS)), _MOST),
+        "confidences": _Column((1 + len(AGGREGATIONS),), _MOST),
+    }
+    if settings.prices is not None:
+        columns["errors"] = _Column((classes, 2), _MOST)
+    if settings.full:
+        columns["sizes"] = _Column((), np.inf)
+        columns["zones"] = _Column((len(ZONES), len(ROW_SCALARS) + settings.bins), np.inf)
+    return columns
 
 
 def _prices(given: Any) -> Prices | None:
@@ -251,7 +257,8 @@ def _read_repair(container: Container, total: Total, images: int) -> None:
     sums = total.repair
     sums.counts = container.array("repair/counts", "i8", sums.counts.shape)
     sums.images = container.array("repair/images", "i8", sums.images.shape)
-    sums.shares = _each(container, "shares", images, (-1,), 1.0).tolist()
+    if f"{EACH}shares" in container:  # the share of foreground, which parts of this version do not have
+        _each(container, "shares", images, (-1,), 1.0)
     pixels = int(total.meter.sketch.image_rows()[:, 0].sum())
     if (sums.counts < 0).any() or (sums.images < 0).any() or total_count(sums.counts.reshape(-1, BINS)) != pixels:
         raise container.error("pixels by logit that do not belong to its images", _EXPECTED)

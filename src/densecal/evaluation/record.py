@@ -191,27 +191,6 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class SizeGroup:
-    """The images whose foreground covers more than ``above`` and up to ``up_to`` of them.
-
-    Attributes:
-        name: small, medium or large.
-        above: Share of the pixels.
-        up_to: Share of the pixels.
-        images: How many.
-        ece_ew: Their ECE.
-        gap: Their mean confidence minus their accuracy.
-    """
-
-    name: str
-    above: float
-    up_to: float
-    images: int
-    ece_ew: float
-    gap: float
-
-
-@dataclass(frozen=True)
 class TwoHistograms:
     """A quantity in and out of distribution, each in a hundred bins."""
 
@@ -276,7 +255,6 @@ class Record:
         groups: Number of groups of images (patients, videos), where intervals resample groups.
         logits: Pixels by label and logit; foreground maps only.
         repair: What a temperature does on images that it was not fitted on; foreground maps only.
-        sizes: Calibration by the size of the foreground; foreground maps only.
         cases: Scores of cases, and whether confidence finds those that fail.
         regions: Figures near boundaries and far from them, and of images with small objects, or that are hard.
         costs: What acting on the foreground costs, or on each class, at given prices of errors.
@@ -303,7 +281,6 @@ class Record:
     groups: int | None = None
     logits: LogitCounts | None = None
     repair: Repair | None = None
-    sizes: tuple[SizeGroup, ...] = ()
     cases: Cases | None = None
     regions: tuple[Region, ...] = ()
     costs: tuple[ExpectedCost, ...] = ()

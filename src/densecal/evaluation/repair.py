@@ -1,4 +1,4 @@
-"""What a temperature would do: pixels by logit, in two halves of the images, and the calibration by size of object.
+"""What a temperature would do: pixels by logit, in two halves of the images.
 
 A temperature is fitted on each half and judged on the other, so that the figure is one to expect on new images. Both
 halves count, because few images in one half can differ much from those in the other. Which half an image is in depends
@@ -8,7 +8,7 @@ on its name alone.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from densecal.evaluation.record import LogitCounts, Repair, SizeGroup
+from densecal.evaluation.record import LogitCounts, Repair
 
 LIMIT = 12.0
 """Logits beyond +-12 are counted in the outermost bins; the ends of a 16-bit map lie at +-12.5."""
@@ -25,26 +25,22 @@ _MERGED = 2
 """Bins that a record holds as one."""
 _FEWEST = 10
 """Images per half below which a fit says too little."""
-_SIZES = (("small", 0.0, 0.05), ("medium", 0.05, 0.25), ("large", 0.25, 1.0))
-"""Share of an image's valid pixels that its foreground covers: above, and up to."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 class RepairSums:
-    """Pixels by half, label and logit, images per half, and the share of foreground of every image.
+    """Pixels by half, label and logit, and images per half.
 
     Attributes:
         counts: (2, 2, 480): half, label, bin.
         images: (2,): images with valid pixels per half.
-        shares: Share of foreground of every image, NaN for one without valid pixels.
     """
 
     def __init__(self) -> None:
         self.counts: Ints = np.zeros((2, 2, BINS), np.int64)
         self.images: Ints = np.zeros(2, np.int64)
-        self.shares: list[float] = []
 
     def add_map(self, stem: str, counts: Ints) -> None:
         """Count an image.
@@ -58,15 +54,12 @@ class RepairSums:
         index = _bins_of_levels(counts.shape[1])[level]
         for label in (0, 1):
             np.add.at(self.counts[half, label], index, counts[label, level])
-        foreground, pixels = int(counts[1].sum()), int(counts.sum())
-        self.images[half] += pixels > 0
-        self.shares.append(foreground / pixels if pixels else float("nan"))
+        self.images[half] += counts.any()
 
     def merge(self, other: RepairSums) -> None:
         """Add the images of another, which come after those here."""
         self.counts += other.counts
         self.images += other.images
-        self.shares += other.shares
 
     def logit_counts(self) -> LogitCounts | None:
         """Return the pixels of both halves by label and logit, in bins of 0.1; None where nothing was counted."""
@@ -141,27 +134,6 @@ def _gaps(counts: Ints, temperature: float, bins: int) -> Floats:
     pixels, correct = counts.sum(axis=0), np.where(z > 0, counts[1], counts[0])
     bin_ = np.minimum((confidence * bins).astype(np.int64), bins - 1)
     return np.asarray(np.bincount(bin_, pixels * confidence - correct, bins), np.float64)
-
-
-def size_groups(rows: Floats, shares: Sequence[float]) -> tuple[SizeGroup, ...]:
-    """Return the calibration of images with small, medium and large objects.
-
-    Args:
-        rows: Sums per image, as `ROW_SCALARS` names them, then confidence minus correct per bin.
-        shares: Share of foreground of every image.
-    """
-    if len(shares) != len(rows):
-        return ()
-    share, groups = np.asarray(shares), []
-    for name, above, up_to in _SIZES:
-        chosen = rows[(share > above) & (share <= up_to)]
-        pixels = float(chosen[:, 0].sum())
-        if not pixels:
-            continue
-        error = float(np.abs(chosen[:, 5:].sum(axis=0)).sum()) / pixels
-        gap = float(chosen[:, 2].sum() - chosen[:, 1].sum()) / pixels
-        groups.append(SizeGroup(name, above, up_to, len(chosen), error, gap))
-    return tuple(groups)
 
 
 def _centres(bins: int) -> Floats:

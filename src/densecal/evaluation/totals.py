@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.evaluation.case_figures import Cases
-from densecal.evaluation.cases import CaseSums, case_scores
+from densecal.evaluation.cases import case_scores
 from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram, expected_costs
+from densecal.evaluation.per_image import PerImage
 from densecal.evaluation.record import (
     Calibration,
     ClassCurve,
@@ -26,7 +27,7 @@ from densecal.evaluation.record import (
     SkippedFile,
     Thresholds,
 )
-from densecal.evaluation.repair import RepairSums, size_groups
+from densecal.evaluation.repair import RepairSums
 from densecal.evaluation.worker import FEW_LEVELS, Findings, Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
@@ -61,16 +62,8 @@ class Total:
         """Sums of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
         self.findings = Findings()
         self.entropy = EntropySums()
-        self.overlaps: list[NDArray[np.float64]] = []
-        """Dice and IoU of every image."""
         self.repair = RepairSums()
-        self.cases = CaseSums()
-        self.zone_rows: list[NDArray[np.float64]] = []
-        """Rows of the boundary zones of every image; none with fast metrics."""
-        self.sizes: list[float] = []
-        """Mean size of the objects of every image; none with fast metrics."""
-        self.errors: list[NDArray[np.float64]] = []
-        """Misses and false alarms of every image, (classes, 2); none without prices."""
+        self.each = PerImage()
         self.stems: list[str] = []
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
@@ -85,12 +78,8 @@ class Total:
         self.stems += part.stems
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
-        self.overlaps += part.overlaps
         self.repair.merge(part.repair)
-        self.cases.merge(part.cases)
-        self.zone_rows += part.zone_rows
-        self.sizes += part.sizes
-        self.errors += part.errors
+        self.each.extend(part.each)
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -114,12 +103,8 @@ class Total:
         self.stems += other.stems
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
-        self.overlaps += other.overlaps
         self.repair.merge(other.repair)
-        self.cases.merge(other.cases)
-        self.zone_rows += other.zone_rows
-        self.sizes += other.sizes
-        self.errors += other.errors
+        self.each.extend(other.each)
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -133,16 +118,7 @@ class Total:
         order = sorted(range(len(self.stems)), key=self.stems.__getitem__)
         self.meter.sketch.rows.reorder(order)
         self.stems = [self.stems[i] for i in order]
-        self.overlaps = [self.overlaps[i] for i in order]
-        if self.repair.shares:
-            self.repair.shares = [self.repair.shares[i] for i in order]
-        if self.cases.rows:
-            self.cases.reorder(order)
-        if self.sizes:
-            self.zone_rows = [self.zone_rows[i] for i in order]
-            self.sizes = [self.sizes[i] for i in order]
-        if self.errors:
-            self.errors = [self.errors[i] for i in order]
+        self.each.select(order)
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
         return order
@@ -169,7 +145,7 @@ class Total:
         names = self.stems if groups is None else groups
         units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
         scores, curves = self._segmentation()
-        overlaps = np.array(self.overlaps)
+        overlaps = self.each["overlaps"]
         return Record(
             name=name,
             dataset=dataset,
@@ -196,7 +172,6 @@ class Total:
             logits=self.repair.logit_counts(),
             # the images of one group may be in both halves
             repair=self.repair.repair(self.settings.bins) if groups is None else None,
-            sizes=size_groups(result.rows, self.repair.shares),
             cases=self._cases(groups),
             regions=self._regions(result.rows, groups),
             costs=self._costs(result, groups),
@@ -204,24 +179,25 @@ class Total:
 
     def _cases(self, groups: Sequence[str] | None) -> Cases | None:
         """Return the scores of cases, where they were kept."""
-        if not self.cases.rows:
+        if "cases" not in self.each:
             return None
         volumes = self.findings.volumes > 0
-        return case_scores(self.cases, self.stems, volumes, self.settings.tolerance, groups)
+        rows, confidences = self.each["cases"], self.each["confidences"]
+        return case_scores(rows, confidences, self.stems, volumes, self.settings.tolerance, groups)
 
     def _regions(self, rows: NDArray[np.float64], groups: Sequence[str] | None) -> tuple[Region, ...]:
         """Return the figures of every region."""
-        zone_rows, sizes = (np.stack(self.zone_rows), np.array(self.sizes)) if self.sizes else (None, None)
+        zone_rows, sizes = (self.each["zones"], self.each["sizes"]) if "sizes" in self.each else (None, None)
         return tuple(map(Region.of, regions(rows, zone_rows, sizes, groups)))
 
     def _costs(self, result: CalibrationResult, groups: Sequence[str] | None) -> tuple[ExpectedCost, ...]:
         """Return the costs of acting on the maps, where prices are given."""
         from densecal.metrics.binned import class_atoms
 
-        if self.settings.prices is None or not self.errors:
+        if self.settings.prices is None or "errors" not in self.each:
             return ()
         classes = class_atoms(result.sketch)[1 if self.settings.binary else 0 :]
-        return expected_costs(classes, np.stack(self.errors), result.rows[:, 0], self.settings.prices, groups)
+        return expected_costs(classes, self.each["errors"], result.rows[:, 0], self.settings.prices, groups)
 
     def _label_warnings(self) -> list[str]:
         """Return a warning if all masks of K classes hold one class."""

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
-from densecal.evaluation.cases import CaseSums
 from densecal.evaluation.large import score_classes, score_foreground
 from densecal.evaluation.measures import errors_at
+from densecal.evaluation.per_image import PerImage
 from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS, MAX_SLAB_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
@@ -133,17 +133,14 @@ class Part:
     """State of the calibration meter of the float maps."""
     is_float: list[bool] = field(default_factory=list)
     segmentation: ExactSums = field(default_factory=ExactSums)
-    overlaps: list[Array] = field(default_factory=list)
-    """Dice and IoU of every image."""
+    each: PerImage = field(default_factory=PerImage)
     entropy: EntropySums = field(default_factory=EntropySums)
     repair: RepairSums = field(default_factory=RepairSums)
-    cases: CaseSums = field(default_factory=CaseSums)
-    zone_rows: list[Array] = field(default_factory=list)
-    """Rows of the boundary zones of every image, (zones, 5 + bins); none with fast metrics."""
-    sizes: list[float] = field(default_factory=list)
-    """Mean size of the objects of every image; none with fast metrics."""
-    errors: list[Array] = field(default_factory=list)
-    """Misses and false alarms of every image, (classes, 2); none without prices."""
+
+    def add_case(self, rows: Array, confidences: Array, spacing: tuple[float, ...] | None) -> None:
+        """Add the scores of a case, and the size of its voxels."""
+        size = math.nan if spacing is None else math.prod(spacing)
+        self.each.add(cases=rows, confidences=np.concatenate([[size], confidences]))
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -201,15 +198,15 @@ class _BinaryScorer:
             self._score_floats(prediction, mask, void, spacing)
         self._score_case(prediction, mask, void, spacing)
         if zones is not None:
-            self.part.sizes.append(object_size(mask, valid))
+            self.part.each.add(sizes=object_size(mask, valid))
             if is_float:
-                self.part.zone_rows.append(boundary_rows(prediction[None], mask, valid, zones, settings.bins))
+                self.part.each.add(zones=boundary_rows(prediction[None], mask, valid, zones, settings.bins))
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
             middle = None if middle is None else middle[~void]
         if settings.prices is not None:
-            self.part.errors.append(errors_at(prediction, mask, settings.prices.threshold)[None])
+            self.part.each.add(errors=errors_at(prediction, mask, settings.prices.threshold)[None])
         if pair.mask is not None and mask.size:
             self.part.findings.masks += 1
             self.part.findings.empty_masks += not mask.any()
@@ -231,7 +228,7 @@ class _BinaryScorer:
                 self.part.repair.add_map(pair.stem, self._score_words(prediction, mask, zones))
         self.part.is_float.append(is_float)
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
-        self.part.overlaps.append(foreground_overlap(prediction > half, reference))
+        self.part.each.add(overlaps=foreground_overlap(prediction > half, reference))
 
     def _score_large(self, pair: Pair, large: LargePair) -> None:
         meter = self.settings.calibration_meter()
@@ -256,9 +253,9 @@ class _BinaryScorer:
         self.volumes.merge(result.segmentation)
         self.part.repair.add_map(pair.stem, counts)
         self.part.is_float.append(result.is_float)
-        self.part.overlaps.append(overlap_of(*result.overlap.tolist()))
+        self.part.each.add(overlaps=overlap_of(*result.overlap.tolist()))
         row = np.array([*result.row, math.nan, math.nan, result.expected])
-        self.part.cases.add(row[None], result.confidences, large.spacing)
+        self.part.add_case(row[None], result.confidences, large.spacing)
 
     def _score_case(
         self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
@@ -273,7 +270,7 @@ class _BinaryScorer:
         tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
         expected = (float(prediction.sum(dtype=np.float64)) if valid is None else sum_where(prediction, valid)) / top
         row = class_row(shown, mask, spacing, tolerance, expected)
-        self.part.cases.add(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
+        self.part.add_case(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         """Keep the counts (2, 256) of 8-bit maps; ``finish`` computes all their rows in one call."""
@@ -294,7 +291,7 @@ class _BinaryScorer:
         old = self.part.levels.get(counts.shape[2])
         self.part.levels[counts.shape[2]] = counts if old is None else old + counts
         if zones is not None:
-            self.part.zone_rows.append(level_rows(counts, self.settings.bins))
+            self.part.each.add(zones=level_rows(counts, self.settings.bins))
         if self.settings.entropy:
             self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
         return counts
@@ -352,16 +349,16 @@ class _ClassScorer:
             expected += sum_classes(prediction[:, rows], labels[rows] != self.void)
         self.confusion.merge(image)
         self._score_case(predicted, confidence, expected, labels, image, read.spacing)
-        self.part.overlaps.append(class_overlap(image))
+        self.part.each.add(overlaps=class_overlap(image))
         if settings.prices is not None:
             valid, threshold = labels != self.void, settings.prices.threshold
             by_class = [errors_at(p[valid], labels[valid] == k, threshold) for k, p in enumerate(prediction)]
-            self.part.errors.append(np.stack(by_class))
+            self.part.each.add(errors=np.stack(by_class))
         if settings.full:
             valid = labels != self.void
             zones = boundary_zones(labels, valid, read.spacing)
-            self.part.zone_rows.append(boundary_rows(prediction, labels, valid, zones, settings.bins))
-            self.part.sizes.append(object_size(labels, valid))
+            rows_by_zone = boundary_rows(prediction, labels, valid, zones, settings.bins)
+            self.part.each.add(zones=rows_by_zone, sizes=object_size(labels, valid))
         self.part.is_float.append(True)
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
@@ -373,10 +370,10 @@ class _ClassScorer:
         self.confusion.merge(image)
         self.part.findings.note_space(len(large.shape), large.spacing)
         self.part.findings.maps += 1
-        self.part.overlaps.append(class_overlap(image))
+        self.part.each.add(overlaps=class_overlap(image))
         self.part.is_float.append(True)
         rows = confusion_rows(image.exact_sums().values()["matrix"], expected)
-        self.part.cases.add(rows, confidences, large.spacing)
+        self.part.add_case(rows, confidences, large.spacing)
 
     def _score_case(
         self,
@@ -396,7 +393,7 @@ class _ClassScorer:
                 if rows[label, :2].any():
                     masks = (predicted == label) & valid, labels == label
                     rows[label] = class_row(*masks, spacing, settings.tolerance, expected[label])
-        self.part.cases.add(rows, case_confidences(confidence, predicted, valid, settings.full), spacing)
+        self.part.add_case(rows, case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def finish(self, fold: bool) -> None:
         self.part.floats = _meter_state(self.meter, fold)
@@ -415,9 +412,10 @@ def _word_counts(prediction: Array, mask: Array) -> Array:
 
 def _fill_interiors(part: Part) -> None:
     """Set the zones far from a boundary of the float maps to what the other zones leave of the images."""
-    if part.floats is None or not part.zone_rows:
+    if part.floats is None or "zones" not in part.each:
         return
-    floats = (zone_rows for zone_rows, is_float in zip(part.zone_rows, part.is_float, strict=True) if is_float)
+    by_image = zip(part.each.entries("zones"), part.is_float, strict=True)
+    floats = (zone_rows for zone_rows, is_float in by_image if is_float)
     for zone_rows, row in zip(floats, part.floats["rows"], strict=True):
         fill_interior(zone_rows, row)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from densecal.evaluation.record import PairedDifference, Record, Repair, known_interval
+from densecal.metrics.regions import SIZES
 from densecal.report.cases import distance_unit
 from densecal.report.tables import by_dataset
 
@@ -111,13 +112,13 @@ def _where(record: Record) -> str:
     if boundary > _MORE * error:
         unit = distance_unit(record).replace("px", "pixels")
         places.append(f"within 5 {unit} of boundaries (ECE {_number(boundary)} %)")
-    groups = [group for group in record.sizes if not math.isnan(group.ece_ew)]
-    if len(groups) > 1:
-        worst = max(groups, key=lambda group: group.ece_ew)
-        if worst.ece_ew > _MORE * error:
-            places.append(
-                f"in images with {worst.name} objects (ECE {_number(worst.ece_ew)} %, {worst.images:,} images)"
-            )
+    groups = [region for region in record.regions if region.name in SIZES]
+    if groups:
+        worst = max(groups, key=lambda region: region.figures["ece_ew"])
+        own = worst.figures["ece_ew"]
+        if own > _MORE * error:
+            size = worst.name.replace("_", " ")
+            places.append(f"in images with {size} (ECE {_number(own)} %, {worst.images:,} images)")
     return f"Errors are largest {' and '.join(places)}." if places else ""
 
 
