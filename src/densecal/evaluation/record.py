@@ -7,10 +7,7 @@ makes another. Figures are fractions. What could not be computed is NaN in a rec
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases
+from densecal.evaluation.codec import decode, encode
 from densecal.evaluation.measures import Consistency, ExpectedCost, Interval, Region, SmoothDiagram
 from densecal.metrics.class_tables import ClassFigures
 
@@ -37,7 +35,7 @@ class Calibration(Mapping[str, float]):
         ci: 95 % intervals of some of them.
     """
 
-    figures: Mapping[str, float]
+    figures: Mapping[str, float] = dataclasses.field(metadata={"flat": True})
     ci: Mapping[str, Interval]
 
     def __getitem__(self, name: str) -> float:
@@ -292,7 +290,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain dictionaries, lists and numbers."""
-        content: dict[str, Any] = _encode(self)
+        content: dict[str, Any] = encode(self)
         return {"schema": SCHEMA, **content}
 
     @classmethod
@@ -309,7 +307,7 @@ class Record:
         schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
         if schema != SCHEMA:
             raise InputError(f"{where}: schema", repr(schema), f"{SCHEMA}, the layout that this densecal reads")
-        record: Record = _decode(cls, content, str(where), ())
+        record: Record = decode(cls, content, where)
         return record
 
 
@@ -328,7 +326,7 @@ def to_file(records: Sequence[Record], paired: Sequence[PairedDifference] = ()) 
     """Return what an evaluation file holds: one record, or several and their differences."""
     if len(records) == 1:
         return records[0].to_json()
-    return {"evaluations": [record.to_json() for record in records], "paired": [_encode(pair) for pair in paired]}
+    return {"evaluations": [record.to_json() for record in records], "paired": [encode(pair) for pair in paired]}
 
 
 def from_file(content: Any, where: str | Path) -> tuple[list[Record], list[PairedDifference]]:
@@ -339,114 +337,9 @@ def from_file(content: Any, where: str | Path) -> tuple[list[Record], list[Paire
     """
     if not isinstance(content, dict) or "evaluations" not in content:
         return [Record.from_json(content, where)], []
-    records = _expect(list, content["evaluations"], str(where), ("evaluations",))
-    paired = _expect(list, content.get("paired", []), str(where), ("paired",))
+    records = decode(tuple[dict[str, Any], ...], content["evaluations"], where, "evaluations")
+    paired = content.get("paired", [])
     return (
         [Record.from_json(record, f"{where}: evaluations.{i}") for i, record in enumerate(records)],
-        [_decode(PairedDifference, pair, str(where), ("paired", str(i))) for i, pair in enumerate(paired)],
+        list(decode(tuple[PairedDifference, ...], paired, where, "paired")),
     )
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, Calibration):
-        return {**_encode(value.figures), "ci": _encode(value.ci)}
-    if dataclasses.is_dataclass(value):
-        items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {
-            _key(field): _encode(item)
-            for field, item in items
-            if item not in (None, (), {}) or field.default not in (None, ())
-        }
-    if isinstance(value, Mapping):
-        return {key: _encode(item) for key, item in value.items()}
-    return [_encode(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _decode(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
-    """Turn JSON into a value of a type of this module, or raise an error that names the key."""
-    if kind is Calibration:
-        given = _expect(dict, value, where, path)
-        figures = {key: item for key, item in given.items() if key != "ci"}
-        hints = _hints(Calibration)
-        return Calibration(
-            _decode(hints["figures"], figures, where, path),
-            _decode(hints["ci"], given.get("ci", _MISSING), where, (*path, "ci")),
-        )
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        given = _expect(dict, value, where, path)
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        present = {name: field for name, field in fields.items() if _key(field) in given or _is_required(field)}
-        hints = _hints(kind)
-        decoded = {
-            name: _decode(hints[name], given.get(_key(field), _MISSING), where, (*path, _key(field)))
-            for name, field in present.items()
-        }
-        for name, field in present.items():
-            _check_bounds(field, decoded[name], where, (*path, _key(field)))
-        return kind(**decoded)
-    if isinstance(kind, types.UnionType):
-        return _decode_union(typing.get_args(kind), value, where, path)
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        items = _expect(list, value, where, path)
-        inner = typing.get_args(kind)
-        if inner[-1] is not Ellipsis and len(items) != len(inner):
-            raise _error(where, path, f"{len(items)} values", f"{len(inner)}")
-        return tuple(_decode(inner[0], item, where, (*path, str(i))) for i, item in enumerate(items))
-    if origin is Mapping:
-        given = _expect(dict, value, where, path)
-        return {key: _decode(typing.get_args(kind)[1], item, where, (*path, key)) for key, item in given.items()}
-    if kind is float:
-        if value is None:
-            return math.nan
-        number = _expect((int, float), value, where, path)
-        if isinstance(number, int) and number.bit_length() > 1023:
-            raise _error(where, path, f"an integer of {number.bit_length():,} bits", "a number")
-        return number
-    return _expect(kind, value, where, path)
-
-
-def _check_bounds(field: dataclasses.Field[Any], value: int | None, where: str, path: tuple[str, ...]) -> None:
-    """Refuse a number for which memory would be reserved without need."""
-    low, high = field.metadata.get("bounds", (None, None))
-    if low is not None and value is not None and not low <= value <= high:
-        raise _error(where, path, str(value)[:60], f"{low} to {high:,}")
-
-
-def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, path: tuple[str, ...]) -> Any:
-    """Decode a value that may be null, or a figure that may be a list over classes."""
-    if value is None and types.NoneType in kinds:
-        return None
-    matching = [kind for kind in kinds if (typing.get_origin(kind) is tuple) == isinstance(value, list)]
-    return _decode(matching[0] if matching else kinds[0], value, where, path)
-
-
-_MISSING = object()
-_NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number", (int, float): "a number"}
-
-
-def _expect(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
-    if isinstance(value, kind) and not isinstance(value, bool):
-        return value
-    actual = "missing" if value is _MISSING else repr(value)[:60]
-    raise _error(where, path, actual, _NAMES[kind])
-
-
-def _error(where: str, path: tuple[str, ...], actual: str, expected: str) -> InputError:
-    key = f"{where}: {'.'.join(path)}" if path else where
-    return InputError(key, actual, f"{expected}, as densecal evaluate --json writes it")
-
-
-def _key(field: dataclasses.Field[Any]) -> str:
-    """Return the name of a field in JSON."""
-    key: str = field.metadata.get("key", field.name)
-    return key
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

@@ -9,7 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from densecal.evaluation.record import SCHEMA, Calibration, Record, _hints, _is_required, _key
+from densecal.evaluation.codec import hints_of, is_flat, is_required, key_of
+from densecal.evaluation.record import SCHEMA, Record
 
 _PLAIN = {str: "string", int: "integer"}
 
@@ -32,7 +33,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         name = kind.__name__  # type: ignore[union-attr]
         if name not in definitions:
             definitions[name] = {}  # set first, because a record may contain records
-            definitions[name] |= _calibration(definitions) if kind is Calibration else _object(kind, definitions)
+            definitions[name] |= _object(kind, definitions)
         return {"$ref": f"#/$defs/{name}"}
     if isinstance(kind, types.UnionType):
         return {"anyOf": [_schema(option, definitions) for option in typing.get_args(kind)]}
@@ -48,25 +49,16 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    fields = dataclasses.fields(kind)
-    hints = _hints(kind)
-    return {
+    hints = hints_of(kind)
+    fields = [field for field in dataclasses.fields(kind) if not is_flat(field)]
+    flat = [typing.get_args(hints[field.name])[1] for field in dataclasses.fields(kind) if is_flat(field)]
+    schema = {
         "type": "object",
         "description": (kind.__doc__ or "").splitlines()[0],
-        "properties": {_key(field): _schema(hints[field.name], definitions) for field in fields},
-        "required": [_key(field) for field in fields if _is_required(field)],
+        "properties": {key_of(field): _schema(hints[field.name], definitions) for field in fields},
+        "required": [key_of(field) for field in fields if is_required(field)],
     }
-
-
-def _calibration(definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = _hints(Calibration)
-    return {
-        "type": "object",
-        "description": (Calibration.__doc__ or "").splitlines()[0],
-        "properties": {"ci": _schema(hints["ci"], definitions)},
-        "additionalProperties": {"type": ["number", "null"]},
-        "required": ["ci"],
-    }
+    return schema | {"additionalProperties": _schema(flat[0], definitions)} if flat else schema
 
 
 if __name__ == "__main__":

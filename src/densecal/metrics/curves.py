@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -144,17 +143,17 @@ def _drops(atoms: Atoms, curve: ReliabilityCurve) -> bool:
     doubtful = np.flatnonzero((np.abs(steps) <= _DOUBTFUL) & (atom[:-2] != atom[2:]))  # else inside one atom, and equal
     if not len(doubtful):
         return False
-    hits = np.cumsum(atoms.hits)
-
-    def hits_up_to(k: int) -> Fraction:
-        a, edge = int(atom[k]), int(edges[k])
-        n, hit = int(atoms.count[a]), int(atoms.hits[a])
-        return int(hits[a]) - hit + Fraction(hit * (edge - int(ends[a]) + n), n)
-
+    # Hits before every edge, those of its own atom spread evenly: fractions of Python's integers, which never overflow.
+    count, inside = atoms.count[atom], atoms.hits[atom]
+    before, pixels = np.cumsum(atoms.hits)[atom] - inside, edges - (ends[atom] - count)
+    bottom = count.tolist()
+    parts = zip(before.tolist(), bottom, inside.tolist(), pixels.tolist(), strict=True)
+    top = [earlier * n + hits * seen for earlier, n, hits, seen in parts]
+    size = np.diff(edges).tolist()
     for k in doubtful.tolist():
-        low, middle, high = (hits_up_to(edge) for edge in (k, k + 1, k + 2))
-        here, after = int(edges[k + 1] - edges[k]), int(edges[k + 2] - edges[k + 1])
-        if (high - middle) * here < (middle - low) * after:
+        (low, middle, high), (a, b, c) = top[k : k + 3], bottom[k : k + 3]
+        # (high / c - middle / b) / size[k + 1] < (middle / b - low / a) / size[k], times the denominators
+        if (high * b - middle * c) * a * size[k] < (middle * a - low * b) * c * size[k + 1]:
             return True
     return False
 
