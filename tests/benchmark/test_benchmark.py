@@ -108,8 +108,8 @@ def whole(tmp_path_factory):
         Image.fromarray(rng.integers(0, 255, (20 + i, 30, 3), dtype=np.uint8)).save(textures / f"{i}.png")
     datasets = [*settings()["datasets"], {"name": "textures", "images": str(textures), "ood": True}]
     file = write_matrix(root / "matrix.yaml", datasets=datasets)
-    plan, sets = Plan(load_matrix(file), root / "out"), ImageSets()
-    while tasks := open_tasks(plan, set()):
+    plan, sets, done = Plan(load_matrix(file), root / "out"), ImageSets(), set()
+    while tasks := open_tasks(plan, done):
         run_task(tasks[0], sets, silent)
     result = CliRunner().invoke(app, ["benchmark", str(file), "--out", str(root / "out")])
     assert result.exit_code == 0, result.output
