@@ -28,9 +28,23 @@ FILES = {
     "evaluate --csv": (["evaluate", "maps", "masks", "--csv", OUT], "out.csv", "masks/0.png"),
     "evaluate --latex": (["evaluate", "maps", "masks", "--latex", OUT], "out.tex", "maps/0.png"),
     "evaluate --partial": (["evaluate", "maps", "masks", "--partial", OUT], "out.sketch", "maps/0.png"),
+    "evaluate --groups": (["evaluate", "maps", "masks", "--groups", "g.csv", "--json", OUT], "out.json", "g.csv"),
+    "evaluate --class-names": (
+        ["evaluate", "maps", "masks", "--classes", "2", "--class-names", "two.txt", "--csv", OUT], "out.csv", "two.txt",
+    ),
     "merge": (["merge", "part.sketch", "--json", OUT], "out.json", "part.sketch"),
+    "raters": (["raters", "maps", "masks", "others", "--json", OUT], "out.json", "others/0.png"),
     "evaluate --ood": (["evaluate", "maps", "masks", "--ood", "others", "--json", OUT], "out.json", "others/0.png"),
     "calibrate fit": (["calibrate", "fit", "temperature", "maps", "masks", "--out", OUT], "out.json", "masks/0.png"),
+    "calibrate select": (["calibrate", "select", "maps", "masks", "--out", OUT], "out.json", "masks/0.png"),
+    "calibrate select --json": (
+        ["calibrate", "select", "maps", "masks", "--groups", "g.csv", "--out", "c.json", "--json", OUT], "out.json",
+        "g.csv",
+    ),
+    "calibrate prior": (["calibrate", "prior", "maps", "masks", "others", "--out", OUT], "out.json", "others/0.png"),
+    "risk-control --groups": (
+        ["risk-control", "maps", "masks", "--groups", "g.csv", "--json", OUT], "out.json", "g.csv"
+    ),
     "risk-control": (["risk-control", "maps", "masks", "--alpha", "0.5", "--json", OUT], "out.json", "maps/0.png"),
     "report": (["report", "scores.json", "--out", OUT], "out.html", "scores.json"),
     "report of a run": (["report", "run", "--out", OUT], "out.html", "run/log.jsonl"),
@@ -70,6 +84,8 @@ def material(tmp_path_factory):
         np.save(folder / "floats" / path.stem, np.asarray(Image.open(path), np.float32) / 255)
     assert densecal(folder, "evaluate", "maps", "masks", "--metrics", "fast", "--json", "scores.json")[0] == 0
     assert densecal(folder, "evaluate", "maps", "masks", "--metrics", "fast", "--partial", "part.sketch")[0] == 0
+    (folder / "g.csv").write_text("".join(f"{i},{i % 2}\n" for i in range(4)))
+    (folder / "two.txt").write_text("one\ntwo\n")
     photos = {"name": "photos", "images": "photos", "masks": "masks"}
     matrix = {"recipe": "demo", "overrides": SMALL[:6], "methods": ["bce"], "datasets": [photos]}
     (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix))
@@ -80,6 +96,28 @@ def material(tmp_path_factory):
 def workplace(material, tmp_path):
     """A copy to change."""
     return Path(shutil.copytree(material, tmp_path / "workplace"))
+
+
+def write_cityscapes(maps: Path, masks: Path) -> None:
+    """Write two maps of 19 classes, and masks as Cityscapes publishes them."""
+    rng = np.random.default_rng(0)
+    for folder in (maps, masks):
+        folder.mkdir(parents=True)
+    for name in ("ulm_000000_000019", "ulm_000001_000019"):
+        np.save(maps / f"{name}_leftImg8bit.npy", rng.dirichlet([1] * 19, (8, 8)).transpose(2, 0, 1))
+        labels = rng.integers(0, 34, (8, 8)).astype(np.uint8)
+        Image.fromarray(labels).save(masks / f"{name}_gtFine_labelIds.png")
+
+
+def write_nnunet(folder: Path) -> None:
+    """Write maps and labels of nnU-Net, and the description of both."""
+    rng = np.random.default_rng(0)
+    for name in ("maps", "labels"):
+        (folder / name).mkdir()
+    for case in ("a", "b"):
+        np.savez(folder / "maps" / f"{case}.npz", probabilities=rng.dirichlet([1] * 3, (2, 4, 4)).transpose(3, 0, 1, 2))
+        np.save(folder / "labels" / f"{case}.npy", rng.integers(0, 3, (2, 4, 4)).astype(np.uint8))
+    (folder / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "one": 1, "two": 2}}))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -128,7 +166,9 @@ def test_no_command_writes_over_a_file_that_it_reads(material, name):
                 run_refused(material, [*command, *force], refusal)
 
 
-@pytest.mark.parametrize("name", ["evaluate --csv", "evaluate --latex", "report", "report with pictures"])
+@pytest.mark.parametrize(
+    "name", ["evaluate --csv", "evaluate --groups", "evaluate --latex", "raters", "report", "report with pictures"]
+)
 def test_the_name_of_an_input_is_no_name_for_an_output(material, name):
     arguments, _, read = FILES[name]
     for path in (read, f"maps/../{read}", str(material / read)):
@@ -170,6 +210,8 @@ FAST = [
     "evaluate --csv",
     "evaluate --latex",
     "calibrate fit",
+    "calibrate prior",
+    "raters",
     "risk-control",
     "data check",
     "report",
@@ -260,6 +302,38 @@ def test_an_output_inside_a_folder_that_is_read_may_be_replaced(workplace):
 def test_two_outputs_have_two_names(workplace):
     command = ["evaluate", "maps", "masks", "--json", "out", "--csv", "./out"]
     run_refused(workplace, command, "out: the name of two outputs")
+    command = ["calibrate", "select", "maps", "masks", "--out", "c.json", "--json", "maps/../c.json"]
+    run_refused(workplace, command, "c.json: the name of two outputs")
+
+
+def test_what_a_layout_reads_is_protected_and_the_evaluation_replaced(tmp_path):
+    cities = tmp_path / "gtFine" / "val" / "ulm"
+    write_cityscapes(tmp_path / "maps", cities)
+    command = ["evaluate", "maps", "gtFine/val", "--metrics", "fast", "--json", "out.json"]
+    for _ in range(2):
+        code, _, errors = densecal(tmp_path, *command)
+        assert code == 0, errors
+    os.link(next(cities.iterdir()), tmp_path / "mask.json")
+    command = [*command[:-1], "mask.json", "--force"]
+    run_refused(tmp_path, command, "mask.json: a file that this command reads")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "maps", "labels", "--json", OUT],
+        ["raters", "maps", "labels", "labels", "--json", OUT],
+        ["risk-control", "maps", "labels", "--json", OUT],
+        ["calibrate", "fit", "vector", "maps", "labels", "--out", OUT],
+    ],
+)
+def test_the_description_of_a_data_set_is_protected(tmp_path, command):
+    write_nnunet(tmp_path)
+    command = ["dataset.json" if argument == OUT else argument for argument in command]
+    before = contents(tmp_path)
+    code, _, errors = densecal(tmp_path, *command, "--force")
+    assert (code, contents(tmp_path)) == (2, before)
+    assert errors.endswith("dataset.json: a file that this command reads; expected another name for the output\n")
 
 
 def test_weights_of_a_calibrator_are_checked_too(workplace):

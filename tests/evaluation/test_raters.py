@@ -81,6 +81,27 @@ def test_figures_are_those_of_brute_force(root, classes):
         assert scores.agreement == pytest.approx(np.mean(agreement), abs=1e-12)
 
 
+def test_classes_that_a_layout_knows_need_not_be_told(root, tmp_path):
+    (tmp_path / "maps").mkdir()
+    for case, probabilities in enumerate(read(root / "softmax")):
+        np.savez(tmp_path / "maps" / f"{case}.npz", probabilities=probabilities)
+    names = {"background": 0, "one": 1, "two": 2}
+    (tmp_path / "maps" / "dataset.json").write_text(json.dumps({"labels": names}))
+    folders = [root / f"labels-{rater}" for rater in range(R)]
+    told = evaluate_raters(root / "softmax", folders, Settings(classes=K))
+    assert evaluate_raters(tmp_path / "maps", folders, Settings()) == told
+    other = tmp_path / "rater"
+    other.mkdir()
+    for path in folders[0].iterdir():
+        (other / path.name).symlink_to(path)
+    (tmp_path / "maps" / "dataset.json").rename(other / "dataset.json")
+    turned = {"background": 0, "two": 1, "one": 2}
+    (root / "dataset.json").write_text(json.dumps({"labels": turned}))
+    with pytest.raises(InputError, match=r"labels-0: other classes; expected those of .*rater"):
+        evaluate_raters(tmp_path / "maps", [other, folders[0]], Settings())
+    (root / "dataset.json").unlink()
+
+
 @pytest.mark.parametrize("predicted", [-3.0, 1.0, 2.1, 9.0])
 def test_the_crps_is_its_integral(predicted):
     volumes = np.array([1.0, 2.5, 3.0])

@@ -53,6 +53,7 @@ class MapData:
         maps: How the maps are stored.
 
     Attributes:
+        plan: Which maps belong to which masks.
         engine: Where pixels are counted.
     """
 
@@ -66,6 +67,7 @@ class MapData:
         maps: MapOptions = AS_STORED,
     ) -> None:
         plan = one_plan(predictions, masks, maps, classes, ignore_index)
+        self.plan = plan
         self.pairs, self.maps, self.said = plan.pairs, plan.options, plan.said
         self.engine: Engine = InProcesses()
         self.classes = classes = plan.classes or 1
@@ -79,7 +81,7 @@ class MapData:
 
     def files(self) -> Iterator[Path]:
         """Yield the files that are read."""
-        yield from pair_files(self.pairs)
+        yield from self.plan.files()
         if self.images is not None:
             yield from self.images.files()
 

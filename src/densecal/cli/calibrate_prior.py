@@ -53,13 +53,12 @@ def calibrate_prior(
     from densecal.calibrate.folders import MapData, one_plan
     from densecal.calibrate.prior import fit_prior
     from densecal.io.outputs import check_outputs
-    from densecal.io.pairs import pair_files
 
     data = MapData(predictions, masks, classes or 1, ignore_index, None, maps)
     unlabelled = one_plan(target, None, maps, classes or data.classes)
     for folder, said in ((predictions, data.said), (target, unlabelled.said)):
         tell_layouts(folder, said)
-    check_outputs("calibrate prior", [(out, "json")], chain(data.files(), pair_files(unlabelled.pairs)), force)
+    check_outputs("calibrate prior", [(out, "json")], chain(data.files(), unlabelled.files()), force)
     with progress_bar() as report:
         calibrator = fit_prior(data, unlabelled, report)
     posthoc.save(calibrator, out)

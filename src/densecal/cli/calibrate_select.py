@@ -15,6 +15,7 @@ from densecal.cli.common import (
     Force,
     check_targets,
     is_run,
+    named_files,
     print_line,
     print_note,
     progress_bar,
@@ -69,12 +70,13 @@ def calibrate_select(
         raise InputError("--out", str(out), "a name that ends in .json")
     check_targets(out, json)
     from dataclasses import asdict
+    from itertools import chain
 
     from densecal import posthoc
     from densecal.calibrate import folders, select
     from densecal.calibrate.fit import fit
     from densecal.io.atomic import write_json
-    from densecal.io.outputs import check_outputs
+    from densecal.io.outputs import check_outputs, refuse_same_target
 
     data: MapData | RunData
     if is_run(predictions):
@@ -94,8 +96,9 @@ def calibrate_select(
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, None, maps)
         tell_layouts(predictions, data.said)
         names = [pair.stem for pair in data.pairs]
-    check_outputs("calibrate select", [(out, "json")], data.files(), force)
-    check_outputs("calibrate select table", [(json, "json")], data.files(), force)
+    refuse_same_target([path for path in (out, json) if path not in (None, STDOUT)])
+    for command, target in {"calibrate select": out, "calibrate select table": json}.items():
+        check_outputs(command, [(target, "json")], chain(data.files(), named_files(groups)), force)
     grouping = read_groups(groups)
     with progress_bar() as report:
         chosen = None if methods is None else [name.strip() for name in methods.split(",")]

@@ -116,6 +116,11 @@ def read_groups(option: str | None) -> Groups | None:
     return None if option is None else Groups(option)
 
 
+def named_files(*options: str | None) -> list[Path]:
+    """Return the paths in options that name a file or something else. Names of no file do no harm."""
+    return [Path(option) for option in options if option is not None]
+
+
 @contextmanager
 def progress_bar(keep: bool = False) -> Iterator[Progress]:
     """Show the progress of the work on stderr: a bar if that is a terminal, and a line whenever there are figures.

@@ -18,6 +18,7 @@ from densecal.cli.common import (
     check_targets,
     console,
     is_run,
+    named_files,
     print_line,
     print_note,
     progress_bar,
@@ -151,7 +152,8 @@ def evaluate(
     with join_processes() as processes, open_engine(engine, address, workers) as cluster:
         # on every process, because the others would wait for one that refuses
         check_targets(json, csv, latex, partial, folder=figures)
-        _check_outputs(predictions, masks, maps, ood or [], json, csv, latex, figures, partial, force)
+        named = named_files(groups, class_names)
+        _check_outputs(predictions, masks, settings, ood or [], named, json, csv, latex, figures, partial, force)
         work = Work(settings, workers or processes.workers(), skip_bad, processes, cluster)
         grouping = read_groups(groups)
         if partial:
@@ -180,8 +182,9 @@ def _class_names(given: str | None, classes: int | None) -> tuple[str, ...]:
 def _check_outputs(
     predictions: Path,
     masks: Path,
-    options: MapOptions,
+    settings: Settings,
     ood: list[Path],
+    named: list[Path],
     json: Path | None,
     csv: Path | None,
     latex: Path | None,
@@ -189,16 +192,17 @@ def _check_outputs(
     partial: Path | None,
     force: bool,
 ) -> None:
-    """Refuse to write over the maps and masks, or over files that no evaluation wrote."""
+    """Refuse to write over maps, masks and files named in options, or over files that no evaluation wrote."""
     if (json, csv, latex, figures, partial) == (None,) * 5:
         return
-    from densecal.data.pairs import find_comparisons, find_masks
+    from densecal.data.pairs import find_comparisons
+    from densecal.evaluation.folders import plan_of
     from densecal.io.folders import files_in, folders_in
     from densecal.io.map_files import map_suffixes
     from densecal.io.outputs import check_output_folder, check_outputs
     from densecal.io.urls import is_folder
 
-    comparisons = find_comparisons(predictions, masks, options)
+    comparisons = find_comparisons(predictions, masks, settings.maps)
     truths = list(dict.fromkeys(truth for *_, truth in comparisons))
     folders = [maps for _, _, maps, _ in comparisons]
     folders += [inner for folder in ood for inner in (folder, *(folder / method for method, *_ in comparisons))]
@@ -208,8 +212,10 @@ def _check_outputs(
             if is_folder(folder):
                 inner = [] if files_in(folder, map_suffixes()) else folders_in(folder)
                 yield from (path for each in (folder, *inner) for path in files_in(each, map_suffixes()))
-        for truth in truths:
-            yield from (truth, *find_masks(truth).values())
+        for *_, folder, truth in comparisons:
+            yield truth
+            yield from plan_of(folder, truth, settings, skip_bad=True)[0].files()
+        yield from named
 
     if figures is not None:
         check_output_folder(figures, [*folders, *filter(is_folder, truths)], "--figures")

@@ -32,19 +32,19 @@ def raters(
     """
     import dataclasses
 
-    from densecal.data.pairs import find_pairs
+    from densecal.data.pairs import find_plan
     from densecal.evaluation.raters import evaluate_raters
     from densecal.evaluation.worker import Settings
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
-    from densecal.io.pairs import pair_files
     from densecal.report.raters import rater_table
     from densecal.runtime.cores import cores
 
     settings = Settings(bins, False, classes, ignore_index, maps=maps)
     check_targets(json)
     if json is not None:
-        reads = (file for folder in masks for file in pair_files(find_pairs(predictions, folder)[0]))
+        plans = (find_plan(predictions, folder, maps, classes, ignore_index) for folder in masks)
+        reads = (file for plan in plans for file in plan.files())
         check_outputs("raters", [(json, "json")], reads, force)
     with progress_bar() as bar:
         figures = evaluate_raters(predictions, masks, settings, workers or cores(), bar)

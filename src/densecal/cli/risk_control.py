@@ -15,6 +15,7 @@ from densecal.cli.common import (
     MASKS_HELP,
     Force,
     check_targets,
+    named_files,
     print_line,
     print_note,
     progress_bar,
@@ -105,7 +106,6 @@ def risk_control(
     from densecal.calibrate.guarantees import control_margin, control_sets
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
-    from densecal.io.pairs import pair_files
     from densecal.posthoc.high_probability import control as control_confidently
 
     channels = classes or 1
@@ -114,7 +114,7 @@ def risk_control(
         raise InputError("--control sets", "regions, which may overlap", expected)
     plan = one_plan(predictions, masks, maps, channels, ignore_index)
     classes = plan.classes
-    check_outputs("risk-control", [(json, "json")], pair_files(plan.pairs), force)
+    check_outputs("risk-control", [(json, "json")], [*plan.files(), *named_files(groups)], force)
     tell_layouts(predictions, plan.said)
     grouping = read_groups(groups)
     unit = "image" if grouping is None else "group"

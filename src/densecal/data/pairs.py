@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,7 @@ from densecal.io.layouts.protocol import Folders, Found, Region
 from densecal.io.layouts.registry import find_layouts
 from densecal.io.map_files import map_suffixes
 from densecal.io.map_options import AS_STORED, Channel, MapOptions
-from densecal.io.pairs import Pair
+from densecal.io.pairs import Pair, pair_files
 from densecal.io.suffixes import MASK_SUFFIXES, stem_of
 from densecal.io.urls import exists, is_folder
 
@@ -37,6 +37,7 @@ class Plan:
         class_names: Names of the classes.
         regions: What the sigmoids of multi-label maps stand for; empty for other maps, and once one is chosen.
         said: What the layouts found, one line each.
+        reads: Files that the layouts read to know all this.
     """
 
     pairs: list[Pair]
@@ -47,6 +48,12 @@ class Plan:
     class_names: tuple[str, ...] = ()
     regions: tuple[Region, ...] = ()
     said: tuple[str, ...] = ()
+    reads: tuple[Path, ...] = ()
+
+    def files(self) -> Iterator[Path]:
+        """Yield all files that are read."""
+        yield from self.reads
+        yield from pair_files(self.pairs)
 
 
 def find_plan(
@@ -86,6 +93,7 @@ def find_plan(
             class_names=plan.class_names or part.class_names,
             regions=plan.regions or part.regions,
             said=(*plan.said, part.said),
+            reads=(*plan.reads, *part.reads),
         )
     return _choose_region(_with_regions(plan, predictions), predictions)
 

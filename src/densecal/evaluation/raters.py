@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.data.pairs import find_pairs
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Interval
-from densecal.evaluation.folders import score_folder
+from densecal.evaluation.folders import plan_of, score_folder
 from densecal.evaluation.worker import Settings
 from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
 from densecal.metrics.bootstrap import intervals
@@ -98,6 +97,11 @@ def evaluate_raters(
         part = score_folder(predictions, folder, settings=settings, workers=workers, progress=bar)
         assert part is not None
         totals.append(part.total)
+    plans = [plan_of(predictions, folder, settings) for folder in raters]
+    settings = plans[0][1]  # completed by what the folders say
+    for folder, (_, other) in zip(raters, plans, strict=True):
+        if other.class_names != settings.class_names:
+            raise InputError(folder, "other classes", f"those of {raters[0]}")
     meter = settings.calibration_meter()
     for total in totals:
         meter.merge(total.meter)
@@ -107,7 +111,7 @@ def evaluate_raters(
     unit = "pixels" if np.isnan(sizes).any() else "ml"
     scale = np.ones(len(sizes)) if unit == "pixels" else sizes
     labels = range(1) if settings.binary else range(1, settings.classes or 1)
-    agreement = _agreement(predictions, raters, settings)
+    agreement = _agreement([plan.pairs for plan, _ in plans], settings)
     return RaterFigures(
         tuple(map(str, raters)),
         len(names),
@@ -136,9 +140,8 @@ def _class_figures(
     )
 
 
-def _agreement(predictions: Path, raters: Sequence[Path], settings: Settings) -> NDArray[np.float64]:
+def _agreement(by_rater: list[list[Pair]], settings: Settings) -> NDArray[np.float64]:
     """Return the mean Dice of every two raters, (cases, classes)."""
-    by_rater = [find_pairs(predictions, folder, strip=settings.maps.strip_suffix)[0] for folder in raters]
     classes = [1] if settings.binary else list(range(settings.classes or 1))
     scores = []
     for pairs in zip(*by_rater, strict=True):

@@ -82,7 +82,7 @@ def check_outputs(
     """
     names = [(path, kind) for path, kind in targets if path is not None and path != STDOUT]
     existing = [(path, kind) for path, kind in names if _exists(path)]
-    _refuse_same_target([path for path, _ in names])
+    refuse_same_target([path for path, _ in names])
     if not existing:
         return
     inputs = {_identity(path) for path in reads}
@@ -106,7 +106,12 @@ def check_output_folder(folder: Path, reads: Iterable[Path | None], option: str 
             raise InputError(f"{option} {folder}", "a folder that this command reads", "another folder")
 
 
-def _refuse_same_target(paths: list[Path]) -> None:
+def refuse_same_target(paths: list[Path]) -> None:
+    """Refuse outputs that would replace one another.
+
+    Raises:
+        InputError: Two names lead to one file.
+    """
     real = lru_cache(os.path.realpath)  # a folder of maps is resolved once
     used = set()
     for path in paths:

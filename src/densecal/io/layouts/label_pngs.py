@@ -92,7 +92,7 @@ def _find_voc(given: Folders) -> Found | None:
     which = f"the {len(maps)} images of {chosen.name}" if chosen else f"{len(masks)} masks"
     return Found(
         f"{which}, {classes} classes, label {VOID} is void", given.options, masks=masks, classes=classes,
-        class_names=names, subset=chosen is not None,
+        class_names=names, subset=chosen is not None, reads=tuple(lists),
     )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ def _find(given: Folders) -> Found | None:
     found = Found(
         "", options, maps={stem: (path,) for stem, path in archives.items()},
         subset=_is_validation_of_a_fold(given.predictions), knows_labels=True,
+        reads=(*_descriptions(given), *_plans(given.predictions)),
     )  # fmt: skip
     names = tuple(labels.groups)
     void = "" if labels.ignore is None else f", label {labels.ignore} is void"
@@ -88,13 +89,17 @@ def _refuse_labels_alone(given: Folders) -> None:
 
 def _refuse_turned(folder: Path) -> None:
     """Refuse volumes that nnU-Net turned before it predicted: their arrays lie in other directions than the labels."""
-    for path in (folder / "plans.json", folder.parent / "plans.json", folder.parent.parent / "plans.json"):
-        if exists(path):
-            plans = read_json(path, "nnU-Net's plans")
-            if isinstance(plans, dict) and plans.get("image_reader_writer") == _TURNED:
-                expected = "SimpleITKIO or NibabelIO, whose probabilities lie as the labels do"
-                raise InputError(f"{path}: image_reader_writer", _TURNED, expected)
-            return
+    for path in _plans(folder):
+        plans = read_json(path, "nnU-Net's plans")
+        if isinstance(plans, dict) and plans.get("image_reader_writer") == _TURNED:
+            expected = "SimpleITKIO or NibabelIO, whose probabilities lie as the labels do"
+            raise InputError(f"{path}: image_reader_writer", _TURNED, expected)
+
+
+def _plans(folder: Path) -> list[Path]:
+    """Return the nearest plans.json, if there is one."""
+    paths = [parent / "plans.json" for parent in (folder, folder.parent, folder.parent.parent)]
+    return [path for path in paths if exists(path)][:1]
 
 
 def _is_validation_of_a_fold(folder: Path) -> bool:

@@ -61,6 +61,7 @@ class Found:
         regions: What the sigmoids of multi-label maps stand for; empty for other maps.
         subset: Whether masks without a map are as they should be.
         knows_labels: Whether a layout of maps also says what the labels in masks mean.
+        reads: Files that were read for that.
     """
 
     said: str
@@ -74,6 +75,7 @@ class Found:
     regions: tuple[Region, ...] = ()
     subset: bool = False
     knows_labels: bool = False
+    reads: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
