@@ -117,9 +117,9 @@ def test_full_metrics_read_at_once(tmp_path, monkeypatch):
         for folder, array in zip(("maps", "masks"), draw("floats nii", seed), strict=True):
             save(tmp_path / folder, f"{seed}.nii", array)
     monkeypatch.setattr(slabs, "LARGE", 1)
-    monkeypatch.setattr(slabs.LargePair, "masks", lambda pair: 1 / 0)  # a reader takes any error for a damaged file
+    monkeypatch.setattr(slabs.LargePair, "masks", lambda pair: 1 / 0)
     evaluate(tmp_path / "maps", tmp_path / "masks")
-    with pytest.raises(InputError, match="division by zero"):
+    with pytest.raises(ZeroDivisionError):
         evaluate(tmp_path / "maps", tmp_path / "masks", settings=FAST)
 
 

@@ -14,21 +14,24 @@ import nrrd
 import numpy as np
 import pytest
 import rasterio
+import tifffile
 import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from rasterio.transform import from_origin
 from safetensors.numpy import save_file
 
 from densecal.errors import InputError
 from densecal.io.axes import find_axes
+from densecal.io.images import open_image
 from densecal.io.map_files import read_map
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import read_foreground, read_label_mask
 from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
 from densecal.io.readers.registry import find_reader
-from densecal.io.readers.stored import FileArray
+from densecal.io.readers.stored import FileArray, readable
 
 K = 3
 SHAPE = (4, 5, 6)  # Z, Y, X
@@ -166,6 +169,45 @@ def test_masks_of_every_format_are_read(tmp_path, name):
     assert np.array_equal(read_label_mask(path, name, K).labels, labels)
     path = WRITERS[name](tmp_path / f"x{name}", (labels == 1).astype(np.uint8))
     assert np.array_equal(read_foreground(path, name).foreground, labels == 1)
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "a.tif", "b.tif"])
+def test_an_error_of_whoever_reads_values_is_not_blamed_on_the_file(tmp_path, name):
+    if name == "b.tif":
+        path = write_raster(tmp_path / name, softmax_map()[:, 0])
+    elif name == "a.tif":
+        path = tmp_path / name
+        tifffile.imwrite(path, softmax_map()[:, 0], photometric="minisblack")
+    else:
+        path = WRITERS[name](tmp_path / name, softmax_map())
+    open_file = find_reader(path)
+    assert open_file is not None
+    with pytest.raises(ZeroDivisionError), open_file(path, None, 10**6) as stored:
+        assert stored.read().size == 1 / 0
+
+
+@pytest.mark.parametrize("error", [NameError("misspelt"), ImportError("no module"), InputError("a", "b", "c")])
+def test_no_file_is_blamed_for_a_name_or_a_module(error):
+    with pytest.raises(type(error)) as caught, readable("a.nii", "a file"):
+        raise error
+    assert caught.value is error
+
+
+def test_an_error_of_whoever_uses_an_image_is_not_blamed_on_the_file(tmp_path):
+    Image.fromarray(np.zeros((4, 5), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(ZeroDivisionError), open_image(tmp_path / "a.png", "a.png", 100) as image:
+        assert image.width == 1 / 0
+
+
+def test_a_disk_that_fails_while_values_are_read_is_one_line_with_the_name(tmp_path, monkeypatch):
+    path = write_nifti(tmp_path / "a.nii", softmax_map())
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(FileArray, "_read_into", fail)
+    with pytest.raises(InputError, match=r"a\.nii: unreadable \(.*Input/output error\)"):
+        read_map(path, K)
 
 
 def test_slabs_of_every_format_are_those_of_the_whole(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,29 +67,28 @@ def open_numbers(path: Path, name: str, max_values: int, key: str | None) -> Ite
         A stream of the whole .npy content, and its header. A compressed array is decompressed into memory, or into a
         temporary file if it is long.
     """
-    try:
-        if path.suffix.lower() == ".npy":
-            with open_bytes(path) as stream:
+    with ExitStack() as stack:
+        try:
+            if path.suffix.lower() == ".npy":
+                stream = stack.enter_context(open_bytes(path))
                 header = _read_header(_read_at_most(_MAX_NPY_HEADER, stream), name, max_values)
-                _check_length(stream, name, header)
-                yield stream, header
-            return
-        with Archive(path, "a .npz array") as archive:
-            members = [info for info in archive.members if info.filename.endswith(".npy")]
-            member = members[_choose([info.filename.removesuffix(".npy") for info in members], name, key)]
-            limit = max_values * _MAX_ITEM_BYTES + _MAX_NPY_HEADER
-            content = archive.open(member, name, limit)
-            start = _read_at_most(_MAX_NPY_HEADER, content)
-            header = _read_header(start, name, max_values)
-            with spooled(_Joined(start, content), header.end) as stream:
-                _check_length(stream, name, header)
-                yield stream, header
-    except FileNotFoundError:
-        raise InputError(name, "no such file", "a readable array") from None
-    except InputError:
-        raise
-    except Exception as error:  # numpy's header parser and the decompressors raise errors of every kind
-        raise InputError(name, f"unreadable ({first_line(error)})", "a .npy or .npz array") from None
+            else:
+                archive = stack.enter_context(Archive(path, "a .npz array"))
+                members = [info for info in archive.members if info.filename.endswith(".npy")]
+                member = members[_choose([info.filename.removesuffix(".npy") for info in members], name, key)]
+                limit = max_values * _MAX_ITEM_BYTES + _MAX_NPY_HEADER
+                content = archive.open(member, name, limit)
+                start = _read_at_most(_MAX_NPY_HEADER, content)
+                header = _read_header(start, name, max_values)
+                stream = stack.enter_context(spooled(_Joined(start, content), header.end))
+            _check_length(stream, name, header)
+        except FileNotFoundError:
+            raise InputError(name, "no such file", "a readable array") from None
+        except (InputError, NameError):
+            raise
+        except Exception as error:  # numpy's header parser and the decompressors raise errors of every kind
+            raise InputError(name, f"unreadable ({first_line(error)})", "a .npy or .npz array") from None
+        yield stream, header
 
 
 class _Joined:

@@ -82,30 +82,34 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int, bands: str =
     # threads share Pillow's own limit, so it is only ever raised
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
-    try:
-        if isinstance(source, Path):
-            source = bounded_source(source, name, max(_MAX_FILE_BYTES, 16 * max_pixels))
-        with Image.open(source, formats=_FORMATS) as image:
+    with contextlib.ExitStack() as stack:
+        try:
+            if isinstance(source, Path):
+                source = bounded_source(source, name, max(_MAX_FILE_BYTES, 16 * max_pixels))
+            image = stack.enter_context(Image.open(source, formats=_FORMATS))
             check_pixels(image, name, max_pixels)
             check_structure(image, name, bands)
             bits = _bits(image)
             image.load()
             check_orientation(image, name)
             image.info[_BITS] = bits  # afterwards, because a text chunk of the same name may follow the pixels
-            yield image
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(name, "no such file", "a readable image") from None
-    except Image.DecompressionBombError as error:
-        pixels = first_line(error).split(",")[0]  # the message goes on about decompression bombs
-        raise InputError(name, pixels, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)") from None
-    except UnidentifiedImageError:
-        if _is_tiff(source):
-            raise InputError(name, "a TIFF file of several bands or unusual numbers", bands) from None
-        raise InputError(name, "not an image, whatever its name", f"the format of {' '.join(IMAGE_SUFFIXES)}") from None
-    except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
-        raise InputError(name, f"unreadable ({first_line(error)})", "a complete image file") from None
+        except (InputError, NameError):
+            raise
+        except FileNotFoundError:
+            raise InputError(name, "no such file", "a readable image") from None
+        except Image.DecompressionBombError as error:
+            pixels = first_line(error).split(",")[0]  # the message goes on about decompression bombs
+            raise InputError(
+                name, pixels, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)"
+            ) from None
+        except UnidentifiedImageError:
+            if _is_tiff(source):
+                raise InputError(name, "a TIFF file of several bands or unusual numbers", bands) from None
+            expected = f"the format of {' '.join(IMAGE_SUFFIXES)}"
+            raise InputError(name, "not an image, whatever its name", expected) from None
+        except Exception as error:  # Pillow's decoders raise errors of every kind for damaged files
+            raise InputError(name, f"unreadable ({first_line(error)})", "a complete image file") from None
+        yield image
 
 
 def _is_tiff(source: Path | BinaryIO) -> bool:

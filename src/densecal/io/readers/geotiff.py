@@ -15,11 +15,12 @@ from densecal.errors import InputError
 from densecal.io.geometry import Geometry
 from densecal.io.images import bounded_source
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, missing_extra
+from densecal.io.readers.stored import check_numbers, check_size, missing_extra, readable
 from densecal.io.urls import is_remote
 
 TAGS = (33550, 33922, 34264, 34735, 42113)
 """Tags that make a TIFF a GeoTIFF: scale, tie points, transformation, keys, nodata."""
+_EXPECTED = "a complete GeoTIFF"
 _CACHE_MEGABYTES = 64
 
 
@@ -28,8 +29,8 @@ class Raster:
 
     channels = 0
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name = dataset, name
         self.shape: tuple[int, ...] = (dataset.count, dataset.height, dataset.width)
         self.dtype: np.dtype[Any] = np.dtype(dataset.dtypes[0])
         self._has_void = any("all_valid" not in {flag.name for flag in flags} for flags in dataset.mask_flag_enums)
@@ -47,14 +48,16 @@ class Raster:
     def read(self, window: Window = ()) -> NDArray[Any]:
         """Read values of a window."""
         bands, part = self._parts(window)
-        return np.asarray(self._dataset.read(bands, window=part))
+        with readable(self._name, _EXPECTED):
+            return np.asarray(self._dataset.read(bands, window=part))
 
     def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
         """Return where the file says that there is no data."""
         if not self._has_void:
             return None
         bands, part = self._parts(window)
-        return np.asarray(self._dataset.read_masks(bands, window=part) == 0)
+        with readable(self._name, _EXPECTED):
+            return np.asarray(self._dataset.read_masks(bands, window=part) == 0)
 
     def _parts(self, window: Window) -> tuple[list[int], tuple[tuple[int, int], tuple[int, int]]]:
         whole = (*window, *(slice(None) for _ in self.shape[len(window) :]))
@@ -87,7 +90,7 @@ def open_raster(path: Path, max_values: int) -> Iterator[Raster]:
 def _checked(dataset: Any, name: str, max_values: int) -> Raster:
     if len(set(dataset.dtypes)) > 1:
         raise InputError(name, "bands of several types", "bands that are alike")
-    raster = Raster(dataset)
+    raster = Raster(dataset, name)
     check_numbers(raster.dtype, name)
     check_size(raster.shape, name, max_values)
     for shape in dataset.block_shapes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +78,25 @@ def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset
         import h5py
     except ModuleNotFoundError:
         raise missing_extra(name, "h5py", "zarr") from None
-    with readable(name, _EXPECTED), open_bytes(path) as stream, h5py.File(stream, "r") as file:
-        names: list[str] = []
-        # links to other files are not followed
-        file.visititems(lambda at, item: names.append(at) if isinstance(item, h5py.Dataset) else None)
-        dataset = file[choose_array(names, name, key, "a file")]
-        if dataset.shape is None or dataset.is_virtual or dataset.external:
-            raise InputError(name, "values in other files, or none", "values in this file")
-        check_numbers(dataset.dtype, name)
-        check_size(dataset.shape, name, max_values)
-        check_size((math.prod(dataset.chunks or ()),), name, max(max_values, 1 << 22))
-        kinds = _filters(dataset)
-        other = [kind for kind in kinds if kind not in (_DEFLATE, _SHUFFLE, _CHECKSUM, _LZF)]
-        if other or (kinds.count(_DEFLATE) + kinds.count(_LZF)) > 1:
-            found = f"the filter {other[0]}" if other else "values compressed twice"
-            raise InputError(name, found, "values compressed by gzip or lzf, or not at all")
-        yield _Dataset(dataset, name)
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            file = stack.enter_context(h5py.File(stack.enter_context(open_bytes(path)), "r"))
+            names: list[str] = []
+            # links to other files are not followed
+            file.visititems(lambda at, item: names.append(at) if isinstance(item, h5py.Dataset) else None)
+            dataset = file[choose_array(names, name, key, "a file")]
+            if dataset.shape is None or dataset.is_virtual or dataset.external:
+                raise InputError(name, "values in other files, or none", "values in this file")
+            check_numbers(dataset.dtype, name)
+            check_size(dataset.shape, name, max_values)
+            check_size((math.prod(dataset.chunks or ()),), name, max(max_values, 1 << 22))
+            kinds = _filters(dataset)
+            other = [kind for kind in kinds if kind not in (_DEFLATE, _SHUFFLE, _CHECKSUM, _LZF)]
+            if other or (kinds.count(_DEFLATE) + kinds.count(_LZF)) > 1:
+                found = f"the filter {other[0]}" if other else "values compressed twice"
+                raise InputError(name, found, "values compressed by gzip or lzf, or not at all")
+            array = _Dataset(dataset, name)
+        yield array
 
 
 def _filters(dataset: Any) -> list[int]:

@@ -38,25 +38,27 @@ def open_metaimage(path: Path, key: str | None, max_values: int) -> Iterator[Fil
     """Open a MetaImage file."""
     name = str(path)
     refuse_key(key, name, "a MetaImage file")
-    with readable(name, _EXPECTED), ExitStack() as stack:
-        stream = stack.enter_context(open_bytes(path))
-        header = _read_header(stream, name)
-        offset = stream.tell()
-        if header["ElementDataFile"] not in ("LOCAL", "Local", "local"):
-            stream, offset = stack.enter_context(open_bytes(beside(path, header["ElementDataFile"]))), 0
-        dtype, shape = _kind(header, name)
-        check_size(shape, name, max_values)
-        size = math.prod(shape) * dtype.itemsize
-        if header.get("CompressedData", "False").lower() == "true":
-            stream.seek(offset)
-            stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
-        elif int(header.get("HeaderSize", "0")) == -1:
-            offset = stream.seek(0, 2) - size
-        end = stream.seek(0, 2)
-        if end < offset + size or offset < 0:
-            raise InputError(name, "a file cut short", _EXPECTED)
-        channels = len(shape) - 1
-        yield FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, channels))
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            stream = stack.enter_context(open_bytes(path))
+            header = _read_header(stream, name)
+            offset = stream.tell()
+            if header["ElementDataFile"] not in ("LOCAL", "Local", "local"):
+                stream, offset = stack.enter_context(open_bytes(beside(path, header["ElementDataFile"]))), 0
+            dtype, shape = _kind(header, name)
+            check_size(shape, name, max_values)
+            size = math.prod(shape) * dtype.itemsize
+            if header.get("CompressedData", "False").lower() == "true":
+                stream.seek(offset)
+                stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
+            elif int(header.get("HeaderSize", "0")) == -1:
+                offset = stream.seek(0, 2) - size
+            end = stream.seek(0, 2)
+            if end < offset + size or offset < 0:
+                raise InputError(name, "a file cut short", _EXPECTED)
+            channels = len(shape) - 1
+            array = FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, channels))
+        yield array
 
 
 def _read_header(stream: BinaryIO, name: str) -> Header:

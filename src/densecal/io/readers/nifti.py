@@ -38,26 +38,28 @@ def open_nifti(path: Path, key: str | None, max_values: int) -> Iterator[FileArr
     """Open a NIfTI file; (X, Y, Z, T, C) becomes (C, Z, Y, X), where one of T and C is 1."""
     name = str(path)
     refuse_key(key, name, "a NIfTI file")
-    with readable(name, _EXPECTED), ExitStack() as stack:
-        stream = stack.enter_context(open_bytes(path))
-        if stream.read(2) == b"\x1f\x8b":
-            stream.seek(0)
-            plain = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=stream)))
-            header = _read_header(plain, name)
-            size = _check(header, name, max_values)
-            plain.seek(0)
-            stream = stack.enter_context(spooled(plain, size))
-        else:
-            stream.seek(0)
-            header = _read_header(stream, name)
-            size = _check(header, name, max_values)
-        if stream.seek(0, 2) < size:
-            raise InputError(name, "a file cut short", _EXPECTED)
-        x, y, z, channels = _lengths(header, name)
-        yield FileArray(
-            stream, name, int(header.get_data_offset()), header.get_data_dtype(), (channels, z, y, x), 0,
-            _geometry(header), _scaling(header),
-        )  # fmt: skip
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            stream = stack.enter_context(open_bytes(path))
+            if stream.read(2) == b"\x1f\x8b":
+                stream.seek(0)
+                plain = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=stream)))
+                header = _read_header(plain, name)
+                size = _check(header, name, max_values)
+                plain.seek(0)
+                stream = stack.enter_context(spooled(plain, size))
+            else:
+                stream.seek(0)
+                header = _read_header(stream, name)
+                size = _check(header, name, max_values)
+            if stream.seek(0, 2) < size:
+                raise InputError(name, "a file cut short", _EXPECTED)
+            x, y, z, channels = _lengths(header, name)
+            array = FileArray(
+                stream, name, int(header.get_data_offset()), header.get_data_dtype(), (channels, z, y, x), 0,
+                _geometry(header), _scaling(header),
+            )  # fmt: skip
+        yield array
 
 
 def _read_header(stream: BinaryIO, name: str) -> Any:

@@ -45,25 +45,27 @@ def open_nrrd(path: Path, key: str | None, max_values: int) -> Iterator[FileArra
     """Open a NRRD file."""
     name = str(path)
     refuse_key(key, name, "a NRRD file")
-    with readable(name, _EXPECTED), ExitStack() as stack:
-        stream = stack.enter_context(open_bytes(path))
-        header = _read_header(stream, name)
-        offset = stream.tell()
-        if (detached := header.get("data file", header.get("datafile"))) is not None:
-            stream, offset = stack.enter_context(open_bytes(beside(path, detached))), 0
-        dtype, shape = _kind(header, name)
-        check_size(shape, name, max_values)
-        size = math.prod(shape) * dtype.itemsize
-        encoding = header.get("encoding", "").lower()
-        if encoding in ("gzip", "gz"):
-            stream.seek(offset)
-            stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
-        elif encoding != "raw":
-            raise InputError(name, f"values in the encoding {encoding!r}", "raw or gzip")
-        if stream.seek(0, 2) < offset + size:
-            raise InputError(name, "a file cut short", _EXPECTED)
-        channels = _channels(header, len(shape), name)
-        yield FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, len(shape), channels))
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            stream = stack.enter_context(open_bytes(path))
+            header = _read_header(stream, name)
+            offset = stream.tell()
+            if (detached := header.get("data file", header.get("datafile"))) is not None:
+                stream, offset = stack.enter_context(open_bytes(beside(path, detached))), 0
+            dtype, shape = _kind(header, name)
+            check_size(shape, name, max_values)
+            size = math.prod(shape) * dtype.itemsize
+            encoding = header.get("encoding", "").lower()
+            if encoding in ("gzip", "gz"):
+                stream.seek(offset)
+                stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
+            elif encoding != "raw":
+                raise InputError(name, f"values in the encoding {encoding!r}", "raw or gzip")
+            if stream.seek(0, 2) < offset + size:
+                raise InputError(name, "a file cut short", _EXPECTED)
+            channels = _channels(header, len(shape), name)
+            array = FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, len(shape), channels))
+        yield array
 
 
 def _read_header(stream: BinaryIO, name: str) -> Header:

@@ -90,7 +90,8 @@ class FileArray:
                 first = sum(i * stride for i, stride in zip(index, strides, strict=False))
                 first += ranges[run].start * strides[run] if ranges else 0
                 target = values.reshape(-1, *values.shape[run:])[position]
-                self._read_into(target, self.offset + first * self.stored.itemsize)
+                with readable(self.name, "a file that can be read"):
+                    self._read_into(target, self.offset + first * self.stored.itemsize)
         return values if self.convert is None else self.convert(values)
 
     def _read_into(self, target: Array, offset: int) -> None:
@@ -108,10 +109,14 @@ class FileArray:
 
 @contextmanager
 def readable(name: str, expected: str) -> Iterator[None]:
-    """Turn every error of a library that reads damaged files into an InputError."""
+    """Turn the errors that a damaged file causes where it is read, which are of every kind, into an InputError.
+
+    Only the reading belongs inside: a reader yields its array outside, so that an error of whoever uses the values is
+    not blamed on the file.
+    """
     try:
         yield
-    except InputError:
+    except (InputError, NameError, ImportError):  # of names and modules, no file is to blame
         raise
     except FileNotFoundError:
         raise InputError(name, "no such file", expected) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,28 @@ _TYPES = {
 def open_safetensors(path: Path, key: str | None, max_values: int) -> Iterator[FileArray]:
     """Open a tensor of a `.safetensors` file: its only one, or that of a name."""
     name = str(path)
-    with readable(name, _EXPECTED), open_bytes(path) as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= _MAX_HEADER:
-            raise InputError(name, f"a header of {length:,} bytes", _EXPECTED)
-        header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        entry = header[choose_array(list(header), name, key, "a file")]
-        kind = _TYPES.get(entry["dtype"])
-        if kind is None:
-            raise InputError(name, f"values of type {entry['dtype']}", "plain numbers")
-        shape = tuple(int(number) for number in entry["shape"])
-        check_size(shape, name, max_values)
-        start, end = (8 + length + int(position) for position in entry["data_offsets"])
-        if min(shape, default=0) < 0 or end - start != int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize:
-            raise InputError(name, f"{end - start:,} bytes for shape {shape}", _EXPECTED)
-        if stream.seek(0, 2) < end:
-            raise InputError(name, "a file cut short", _EXPECTED)
-        convert = _from_bfloat16 if entry["dtype"] == "BF16" else None
-        yield FileArray(stream, name, start, np.dtype(kind), shape, convert=convert)
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            stream = stack.enter_context(open_bytes(path))
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= _MAX_HEADER:
+                raise InputError(name, f"a header of {length:,} bytes", _EXPECTED)
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            entry = header[choose_array(list(header), name, key, "a file")]
+            kind = _TYPES.get(entry["dtype"])
+            if kind is None:
+                raise InputError(name, f"values of type {entry['dtype']}", "plain numbers")
+            shape = tuple(int(number) for number in entry["shape"])
+            check_size(shape, name, max_values)
+            start, end = (8 + length + int(position) for position in entry["data_offsets"])
+            if min(shape, default=0) < 0 or end - start != int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize:
+                raise InputError(name, f"{end - start:,} bytes for shape {shape}", _EXPECTED)
+            if stream.seek(0, 2) < end:
+                raise InputError(name, "a file cut short", _EXPECTED)
+            convert = _from_bfloat16 if entry["dtype"] == "BF16" else None
+            array = FileArray(stream, name, start, np.dtype(kind), shape, convert=convert)
+        yield array
 
 
 def _from_bfloat16(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -59,7 +62,8 @@ def open_torch(path: Path, key: str | None, max_values: int) -> Iterator[StoredA
         tensors = tensors_of(path)
         tensor = tensors[choose_array(list(tensors), str(path), key, "a file")]
         check_size(tensor.shape, str(path), max_values)
-        yield StoredArray((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+        values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    yield StoredArray(values)
 
 
 def tensors_of(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from tifffile import TiffFile, TiffPage
 
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
-from densecal.io.images import bounded_source, first_line, grey_levels, open_image
+from densecal.io.images import bounded_source, grey_levels, open_image
 from densecal.io.readers.geotiff import TAGS, open_raster
 from densecal.io.readers.protocol import LazyArray, Window
+from densecal.io.readers.stored import readable
 
+_EXPECTED = "a complete TIFF file"
 _MAX_PAGES = 1000
 _NONE, _DEFLATE = 1, (8, 32946)
 _INFLATION = 1032
@@ -59,8 +61,9 @@ class TiffArray:
         """Read bands."""
         planes = []
         for page in self.pages:
-            _check_segments(page, self.name, self.max_values)
-            array = page.asarray(squeeze=False)  # (separate bands, depth, H, W, interleaved bands)
+            with readable(self.name, _EXPECTED):
+                _check_segments(page, self.name, self.max_values)
+                array = page.asarray(squeeze=False)  # (separate bands, depth, H, W, interleaved bands)
             planes.append(np.moveaxis(array[:, 0], -1, 1).reshape(-1, *array.shape[2:4]))
         return np.asarray(np.concatenate(planes)[window])
 
@@ -94,25 +97,20 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[LazyArra
     name = str(path)
     if key is not None:
         raise InputError(name, "a TIFF file", "an archive of arrays for --key")
-    try:
-        with TiffFile(bounded_source(path, name, 16 * max_values)) as file:
+    with ExitStack() as stack:
+        with readable(name, _EXPECTED):
+            file = stack.enter_context(TiffFile(bounded_source(path, name, 16 * max_values)))
             pages = tuple(_pages(file, name))
             first = pages[0]
             grey = len(pages) == 1 and first.samplesperpixel == 1
             if any(tag in first.tags for tag in TAGS):
-                with open_raster(path, max_values) as raster:
-                    yield raster
+                array: LazyArray = stack.enter_context(open_raster(path, max_values))
             elif grey and first.dtype in (np.bool_, np.uint8, np.uint16, np.float32):
-                yield GreyTiff(path, (first.imagelength, first.imagewidth), np.dtype(first.dtype), max_values)
+                array = GreyTiff(path, (first.imagelength, first.imagewidth), np.dtype(first.dtype), max_values)
             else:
                 _check_pages(pages, name, max_values)
-                yield TiffArray(pages, name, max_values)
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(name, "no such file", "a readable TIFF file") from None
-    except Exception as error:  # damaged files raise errors of every kind
-        raise InputError(name, f"unreadable ({first_line(error)})", "a complete TIFF file") from None
+                array = TiffArray(pages, name, max_values)
+        yield array
 
 
 def is_geotiff(path: Path) -> bool:

@@ -115,7 +115,7 @@ def open_zarr(path: Path, key: str | None, max_values: int) -> Iterator[_ZarrArr
         array = _ZarrArray(stored, name, axes, geometry)
         if math.prod(stored.shape) != math.prod(array.shape):
             raise InputError(name, "several points in time", "one")
-        yield array
+    yield array
 
 
 def _inside(folder: Path, name: str) -> Path:
