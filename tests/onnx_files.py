@@ -71,3 +71,18 @@ def linear(
 def logits(x):
     """The logit of class 0 for inputs (..., 3), in float64."""
     return x.astype(np.float64) @ WEIGHTS.astype(np.float64) + float(BIAS)
+
+
+def conv_onnx(path, side="D", batch="N", channels=1):
+    """A network of volumes: three classes whose logits are multiples of the first channel."""
+    kernel = np.zeros((3, channels, 1, 1, 1), np.float32)
+    kernel[:, 0] = np.array([1.0, -2.0, 0.5], np.float32).reshape(3, 1, 1, 1)
+    sides = [side] * 3 if isinstance(side, int) else ["D", "H", "W"]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["scan", "kernel"], ["maps"])],
+        "volumes",
+        [helper.make_tensor_value_info("scan", TensorProto.FLOAT, [batch, channels, *sides])],
+        [helper.make_tensor_value_info("maps", TensorProto.FLOAT, [batch, 3, *sides])],
+        [numpy_helper.from_array(kernel, "kernel")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)

@@ -13,6 +13,7 @@ from densecal.cli.evaluate import evaluate
 from densecal.cli.predict import predict
 from densecal.evaluation.worker import Settings
 from densecal.io.images import MAX_PIXELS
+from densecal.prediction.folder import write_maps
 from tests.running import run
 from tests.training.common import environment
 
@@ -119,6 +120,7 @@ def test_targets_may_be_in_new_folders(folder, tmp_path):
 
 
 def test_the_commands_have_the_same_limit_of_pixels():
-    assert inspect.signature(predict).parameters["max_pixels"].default is MAX_PIXELS
+    assert inspect.signature(predict).parameters["max_pixels"].default is None  # a limit for pictures and for volumes
+    assert inspect.signature(write_maps).parameters["max_pixels"].default is MAX_PIXELS
     assert inspect.signature(evaluate).parameters["max_pixels"].default is None  # a limit per format
     assert Settings().max_pixels is MAX_PIXELS

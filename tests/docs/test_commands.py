@@ -37,7 +37,7 @@ from densecal.io.images import save_png
 from densecal.io.outputs import software
 from densecal.methods import create
 from densecal.prediction.preprocess import PRESETS
-from tests.onnx_files import linear
+from tests.onnx_files import conv_onnx, linear
 from tests.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -205,8 +205,10 @@ def class_maps(root: Path) -> None:
 
 
 def volumes(root: Path) -> None:
-    """Softmax volumes of 3 classes and their labels, as NIfTI files."""
-    for name in ("ct-softmax", "ct-labels", "ct-labels-2"):
+    """Scans, a network for them, softmax volumes of 3 classes and labels of two raters, as NIfTI files."""
+    conv_onnx(root / "unet3d.onnx")
+    (root / "ct.yaml").write_text(yaml_of(ROOT / "docs/howto/volumes.md", "ct"), encoding="utf-8")
+    for name in ("ct-softmax", "ct-labels", "ct-labels-2", "ct-scans"):
         (root / name).mkdir()
     for case in range(4):
         rng = np.random.default_rng(case)
@@ -215,6 +217,8 @@ def volumes(root: Path) -> None:
         for name, array in (("softmax", np.exp(z) / np.exp(z).sum(axis=0)), ("labels", labels.astype(np.uint8))):
             image = nibabel.Nifti1Image(array.T.astype(np.float32 if name == "softmax" else np.uint8), np.eye(4))
             nibabel.save(image, root / f"ct-{name}/patient{case}.nii.gz")
+        scan = nibabel.Nifti1Image(z[0].T.astype(np.float32), np.eye(4))
+        nibabel.save(scan, root / f"ct-scans/patient{case}.nii.gz")
         second = np.roll(labels, 1, axis=0).astype(np.uint8).T
         nibabel.save(nibabel.Nifti1Image(second, np.eye(4)), root / f"ct-labels-2/patient{case}.nii.gz")
 
@@ -226,8 +230,9 @@ def zipped(images: Path, masks: Path, out: Path, prefix: str) -> None:
                 archive.write(file, f"{folder}/{prefix}-{file.name}")
 
 
-def yaml_of(page: Path) -> str:
-    found = re.search(r"^```yaml\n(# my.yaml\n.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def yaml_of(page: Path, name: str = "my") -> str:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(rf"^```yaml\n(# {name}.yaml\n.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 

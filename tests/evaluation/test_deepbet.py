@@ -12,7 +12,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import torch
 from scipy.ndimage import zoom
 
 from tests.running import run
@@ -31,7 +30,7 @@ def package_file(package: str, ending: str) -> Path:
 
 @pytest.mark.slow
 def test_a_brain_is_evaluated_repaired_and_reported(tmp_path):
-    network = torch.jit.load(str(package_file("deepbet", "models/bbox_model.pt")), map_location="cpu").eval()
+    network = package_file("deepbet", "models/bbox_model.pt")
     t1, grey, white = (
         nibabel.load(package_file("nilearn", f"icbm152_{kind}_tal_nlin_sym_09a_converted.nii.gz"))
         for kind in ("t1", "gm", "wm")
@@ -40,17 +39,21 @@ def test_a_brain_is_evaluated_repaired_and_reported(tmp_path):
     volume = zoom(np.asarray(t1.dataobj, np.float32), factors, order=1)
     tissue = (np.asarray(part.dataobj, np.float32) / 255 for part in (grey, white))
     brain = zoom(sum(tissue), factors, order=1) > 0.5
-    low, high = np.quantile(volume, (0.005, 0.995))
-    volume = (volume.clip(low, high) - low) / (high - low)
     affine = t1.affine @ np.diag([*(1 / f for f in factors), 1])
-    for name in ("maps", "masks"):
+    steps = tmp_path / "deepbet.yaml"
+    steps.write_text(f"axes: xyz\ntile: {SIDE}\npercentiles: [0.5, 99.5]\nnormalise: range\noutput: 0\n")
+    for name in ("scans", "brains", "maps", "masks"):
         (tmp_path / name).mkdir()
     for case, noise in enumerate((0.0, 0.15)):
-        noisy = volume + noise * np.random.default_rng(case).normal(size=volume.shape)
-        with torch.inference_mode():
-            p = network(torch.from_numpy(noisy.astype(np.float32))[None, None])[0, 1].numpy()
-        nibabel.save(nibabel.Nifti1Image(p, affine), tmp_path / "maps" / f"mni{case}.nii.gz")
+        noisy = volume + noise * np.ptp(volume) * np.random.default_rng(case).normal(size=volume.shape)
+        nibabel.save(nibabel.Nifti1Image(noisy.astype(np.float32), affine), tmp_path / f"scans/mni{case}.nii.gz")
         nibabel.save(nibabel.Nifti1Image(brain.astype(np.uint8), affine), tmp_path / "masks" / f"mni{case}.nii.gz")
+    options = ("--preprocess", steps, "--out", tmp_path / "brains", "--device", "cpu")
+    assert run("predict", network, tmp_path / "scans", *options)[0] == 0
+    for path in (tmp_path / "brains").iterdir():
+        both = nibabel.load(path)  # background and brain
+        np.testing.assert_allclose(both.affine, affine, atol=1e-4)
+        nibabel.save(nibabel.Nifti1Image(np.asarray(both.dataobj)[..., 1], affine), tmp_path / "maps" / path.name)
     maps, masks, scores = tmp_path / "maps", tmp_path / "masks", tmp_path / "scores.json"
     assert run("evaluate", maps, masks, "--json", scores, "--workers", 1)[0] == 0
     before = json.loads(scores.read_text())

@@ -1,4 +1,4 @@
-"""`densecal predict`: a run, or a network in an ONNX file, and images in; maps out."""
+"""`densecal predict`: a run, or a network in a file, and images or volumes in; maps out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from densecal.cli.app import app
 from densecal.cli.common import Force, print_line, progress_bar, tell_unfinished
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.errors import InputError
-from densecal.io import MAX_PIXELS
+from densecal.io import MAX_PIXELS, MAX_VOXELS
 
 
 @app.command()
 def predict(
     model: Annotated[
-        Path, typer.Argument(help="Run folder, checkpoint folder, ONNX file, hf:NAME or torchvision:NAME.")
+        Path,
+        typer.Argument(
+            help="Run folder, checkpoint folder, ONNX file, hf:NAME or torchvision:NAME. "
+            "For volumes: a file of ONNX, torch.export or TorchScript."
+        ),
     ],
-    images: Annotated[Path, typer.Argument(help="Folder of images, one image, list file, or zip with images/.")],
+    images: Annotated[
+        Path,
+        typer.Argument(help="Folder of images, one image, list file, zip with images/, or a folder of volumes."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the maps.")] = ...,  # type: ignore[assignment]
     format: Annotated[
-        str | None, typer.Option(help="png16 (default), png8 or npy (default for several classes).")
+        str | None,
+        typer.Option(
+            help="png16 (default), png8 or npy (default for several classes). "
+            "Volumes: npy in place of the volume's own format."
+        ),
     ] = None,
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Also write confidence/ and entropy/ maps.")
@@ -35,7 +46,7 @@ def predict(
         str | None,
         typer.Option(
             help="How images are prepared for an ONNX file: u2net, isnet or a YAML file. "
-            "Files of `densecal export` say it themselves."
+            "Files of `densecal export` say it themselves. For volumes: a YAML file (docs/howto/volumes.md)."
         ),
     ] = None,
     ensemble: Annotated[
@@ -48,18 +59,23 @@ def predict(
     tile: Annotated[
         int | None,
         typer.Option(
-            help="Predict at each image's own resolution, in tiles with this side in pixels (a multiple of 32)."
+            help="Predict at each image's own resolution, in tiles with this side in pixels (a multiple of 32). "
+            "Volumes are always predicted in tiles, of any side."
         ),
     ] = None,
     overlap: Annotated[
-        int | None, typer.Option(help="Pixels that tiles share (a multiple of 32). Default: a quarter of a tile.")
+        int | None,
+        typer.Option(help="Pixels that tiles share (images: a multiple of 32). Default: a quarter of a tile."),
     ] = None,
     like_onnx: Annotated[
         bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
     ] = False,
     max_pixels: Annotated[
-        int, typer.Option(min=1, show_default="67 million", help="Refuse images with more pixels.")
-    ] = MAX_PIXELS,
+        int | None,
+        typer.Option(
+            min=1, show_default="67 million, volumes: 268 million", help="Refuse images or volumes with more pixels."
+        ),
+    ] = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
     force: Force = False,
@@ -73,6 +89,9 @@ def predict(
     A network of somebody else as an ONNX file needs onnxruntime and no PyTorch. `--preprocess` names a preset or a
     YAML file with the keys size, scale, mean, std, order, resample, output and activation. Segmentation models of
     transformers and torchvision are given by name, and prepare images as their libraries do.
+
+    Volumes (NIfTI, MetaImage, NRRD, NumPy, Zarr, HDF5) take a 3D network as a file of ONNX, torch.export or
+    TorchScript, which slides over them in tiles. Maps keep format and geometry of the volume.
 
     Examples:
 
@@ -88,21 +107,40 @@ def predict(
 
     * `densecal predict runs/duts aerial/ --tile 512 --out maps/`
 
+    * `densecal predict network.pt scans/ --tile 96 --preprocess ct.yaml --out maps/`, a 3D network on volumes
+
     * `densecal predict runs/duts photos/ --out maps/ --engine ray --address auto`, on the GPUs of a cluster
     """
-    if tile is None and overlap is not None:
-        raise InputError("--overlap", str(overlap), "--tile as well")
-    if tile is not None and like_onnx:
-        raise InputError("--like-onnx", "with --tile", "one of the two, because tiles are not resized")
     from densecal.io.outputs import check_output_folder
     from densecal.io.run_files import run_files
     from densecal.prediction.folder import predict as run_prediction
     from densecal.prediction.folder import write_maps
     from densecal.prediction.onnx_model import is_onnx, load_onnx
+    from densecal.prediction.volume_networks import is_torch_file
+    from densecal.prediction.volumes import find_volumes
     from densecal.runtime.sharding import join_processes
 
     check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
     by_name = str(model).startswith(("hf:", "torchvision:"))
+    if find_volumes(images):
+        for option, value in (
+            ("--ensemble", ensemble), ("--mc-dropout", mc_dropout), ("--like-onnx", like_onnx),
+            ("--engine ray", engine is EngineName.ray),
+        ):  # fmt: skip
+            if value:
+                raise InputError(option, "with volumes", "pictures, or volumes without it")
+        _predict_volumes(
+            model, images, out, preprocess, tile, overlap, device, max_pixels or MAX_VOXELS,
+            {"format": format, "uncertainty": uncertainty, "batch": batch, "force": force},
+        )  # fmt: skip
+        return
+    if is_torch_file(model):
+        raise InputError(images, "no volumes", "volumes for a file of PyTorch; networks for pictures are ONNX files")
+    if tile is None and overlap is not None:
+        raise InputError("--overlap", str(overlap), "--tile as well")
+    if tile is not None and like_onnx:
+        raise InputError("--like-onnx", "with --tile", "one of the two, because tiles are not resized")
+    max_pixels = max_pixels or MAX_PIXELS
     if by_name and preprocess is not None:
         raise InputError("--preprocess", f"with {model}", "an ONNX file; models by name prepare images themselves")
     if by_name or is_onnx(model):
@@ -182,5 +220,27 @@ def predict(
             reads=(file for member in runs for file in run_files(member)),
             force=force,
         )
+    if processes.first:
+        print_line(f"{out}: {count:,} maps")
+
+
+def _predict_volumes(
+    model: Path, volumes: Path, out: Path, preprocess: str | None, tile: int | None, overlap: int | None, device: str,
+    max_voxels: int, options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Predict volumes with a network in a file."""
+    from densecal.prediction.volume_input import read_volume_input
+    from densecal.prediction.volume_networks import load_volume_network
+    from densecal.prediction.volumes import predict_volumes
+    from densecal.runtime.sharding import join_processes
+
+    prepare = read_volume_input(preprocess, tile, overlap)
+    with join_processes() as processes, progress_bar() as report:
+        processes.use_own_gpu()
+        network = load_volume_network(model, prepare.output, device)
+        count = predict_volumes(
+            network, volumes, out, prepare, max_voxels=max_voxels, progress=report, processes=processes, reads=[model],
+            **options,
+        )  # fmt: skip
     if processes.first:
         print_line(f"{out}: {count:,} maps")

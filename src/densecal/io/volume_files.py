@@ -1,14 +1,18 @@
-"""Maps of volumes on disk, in the format of the file that they were made from, with its geometry."""
+"""Volumes on disk: read for a network, and maps written in the format of the file that they were made from."""
 
 from __future__ import annotations
 
 import gzip
+import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.errors import InputError
 from densecal.io.atomic import write_atomically
 from densecal.io.geometry import Geometry
 from densecal.io.outputs import NIFTI_SIZES, software
@@ -22,6 +26,42 @@ _COMPRESSION = 4
 """Level of gzip: higher ones take several times as long for a few per cent."""
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """A volume as a network sees it.
+
+    Attributes:
+        values: (channels, D, H, W), finite; (channels, Z, Y, X) where the format says its axes.
+        geometry: Where the voxels lie, if the format says it.
+    """
+
+    values: NDArray[np.float32]
+    geometry: Geometry | None = None
+
+
+def read_volume(path: Path, max_voxels: int) -> Volume:
+    """Read a volume, (D, H, W) or (channels, D, H, W) where the format does not say its axes.
+
+    Raises:
+        InputError: It is no volume, too large, or has values that are not finite.
+    """
+    reader = find_reader(path)
+    if reader is None:
+        raise InputError(path, "a picture", "a volume")
+    with reader(path, None, max_voxels) as stored:
+        shape, channels = stored.shape, stored.channels
+        channels = len(shape) - 4 if channels is None and len(shape) > 3 else channels
+        space = [axis for axis in range(len(shape)) if axis != channels]
+        if len(space) < 3 or math.prod(shape[axis] for axis in space[:-3]) != 1 or 0 in shape:
+            raise InputError(path, f"an array of shape {shape}", "a volume (D, H, W), or (channels, D, H, W)")
+        order = [*space[:-3], *([] if channels is None else [channels]), *space[-3:]]
+        values = np.transpose(stored.read(), order)[(0,) * (len(space) - 3)]
+        values = np.asarray(values if channels is not None else values[None], np.float32)
+        if not np.isfinite(values).all():
+            raise InputError(path, "NaN or infinite values", "finite values")
+        return Volume(values, stored.geometry)
 
 
 def volume_kind(source: Path) -> str | None:
@@ -47,7 +87,7 @@ def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
     else:
         reader = find_reader(source)
         assert reader is not None
-        with reader(source, None, plain.size * 2) as stored:
+        with reader(source, None, sys.maxsize) as stored:  # the source was read before
             geometry = stored.geometry
         if values.ndim == 4:  # classes change first
             plain = np.ascontiguousarray(np.moveaxis(plain, 0, -1))
@@ -83,7 +123,8 @@ def _nifti_header(values: Array, source: Path, command: str) -> bytes:
     given.extensions.clear()
     others = tuple(given.get_data_shape()[3:])
     given.set_data_dtype(values.dtype)
-    given.set_data_shape((*values.shape[:-4:-1], *(others if values.ndim == 4 else ())))
+    several = values.shape[: values.ndim - 3]
+    given.set_data_shape((*values.shape[:-4:-1], *(others if math.prod(others) == math.prod(several) > 1 else several)))
     given.set_slope_inter(1.0, 0.0)
     given["descrip"] = software(command).encode()
     given["cal_min"], given["cal_max"] = 0.0, 1.0

@@ -31,6 +31,16 @@ def normalised_entropy(p: NDArray[Any], axis: int) -> Floats:
     return np.asarray(entr(p.astype(np.float64)).sum(axis=axis) / np.log(p.shape[axis]))
 
 
+def confidence_and_entropy(p: NDArray[Any]) -> dict[str, Floats]:
+    """Return the confidence of the winning class and the entropy as a share of its maximum, by name.
+
+    Args:
+        p: (1, space) for the foreground, (K, space) for K classes.
+    """
+    classes = np.concatenate([1.0 - p, p]) if len(p) == 1 else p
+    return {"confidence": classes.max(axis=0), "entropy": normalised_entropy(classes, axis=0)}
+
+
 def drop_missing(images: Sequence[float | None]) -> Floats:
     """Return the mean entropies of the images with valid pixels; the others are NaN in a list and null in a file."""
     means = np.array(images, dtype=np.float64)

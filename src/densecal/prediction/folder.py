@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from densecal.data import Source, open_source
@@ -17,7 +16,7 @@ from densecal.io import MAX_PIXELS
 from densecal.io.map_files import FORMATS, map_targets, write_map
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.urls import fetch_ahead, is_folder
-from densecal.metrics.entropy import normalised_entropy
+from densecal.metrics.entropy import confidence_and_entropy
 from densecal.prediction.batches import Chunks, group_by_pixels
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
@@ -164,7 +163,7 @@ def write_batches(
     progress: Progress = silent,
 ) -> int:
     """Write the maps of some batches of names and return their number."""
-    write = partial(write_map, format=format, command="predict", planes=_uncertainty if uncertainty else None)
+    write = partial(write_map, format=format, command="predict", planes=confidence_and_entropy if uncertainty else None)
     total = sum(len(names) for names in batches)
     done = 0
     for group in prefetch(_read(source, batches, max_pixels), depth=1):
@@ -186,9 +185,3 @@ def _read(source: Source, batches: Sequence[list[str]], max_pixels: int) -> Iter
     for names in fetch_ahead(batches, source.image_files, at_once):
         named = ((name, source.image(name, max_pixels)) for name in names)
         yield from group_by_pixels(named, lambda one: one[1].size // 3, len(names))
-
-
-def _uncertainty(p: NDArray[np.float64]) -> Mapping[str, Array]:
-    """Return the confidence of the winning class and the entropy as a share of its maximum, by name."""
-    classes = np.concatenate([1.0 - p, p]) if len(p) == 1 else p
-    return {"confidence": classes.max(axis=0), "entropy": normalised_entropy(classes, axis=0)}

@@ -16,14 +16,12 @@ from PIL import Image
 
 from densecal.errors import InputError
 from densecal.prediction.batches import Chunks
-from densecal.prediction.preprocess import PRESETS, Preprocess, parse_preprocess, read_preprocess
+from densecal.prediction.preprocess import PRESETS, Preprocess, activate, parse_preprocess, read_preprocess
 from densecal.runtime.cores import cores
 
 Array = NDArray[Any]
 
-TOLERANCE = 1e-3
-"""How far an output may leave [0, 1], by rounding, and still count as probabilities."""
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 
 
 @dataclass(frozen=True)
@@ -92,24 +90,11 @@ class OnnxModel:
             raise InputError(
                 self.path, shape, "(B, H, W), (B, 1, H, W) or (B, K, H, W): another output in --preprocess"
             )
-        if not np.isfinite(z).all():
-            raise InputError(self.path, f"NaN or infinite values in output {self.output!r}", "finite values")
-        activation = self.preprocess.activation
-        if activation == "sigmoid":
-            e = np.exp(-np.abs(z))
-            return np.asarray(np.where(z >= 0, 1 / (1 + e), e / (1 + e)))
-        if activation == "softmax":
-            e = np.exp(z - z.max(axis=1, keepdims=True))
-            return np.asarray(e / e.sum(axis=1, keepdims=True))
-        low, high = float(z.min()), float(z.max())
-        if low < -TOLERANCE or high > 1 + TOLERANCE:
-            expected = "probabilities, or activation: sigmoid or softmax in --preprocess"
-            raise InputError(self.path, f"values from {low:.3g} to {high:.3g} in output {self.output!r}", expected)
-        return z.clip(0, 1)
+        return activate(z, self.preprocess.activation, self.path, f"output {self.output!r}")
 
     def reopen(self, content: bytes) -> OnnxModel:
         """Return the same for another file of the same inputs and outputs."""
-        return replace(self, session=_open_session(self.path, "cpu", content))
+        return replace(self, session=open_session(self.path, "cpu", content))
 
     @property
     def output_type(self) -> str:
@@ -119,7 +104,7 @@ class OnnxModel:
     def _inputs(self, images: list[Array]) -> Array:
         inputs = np.stack([self.preprocess.input(image, self.size) for image in images])
         ordered = inputs if self.channels_last else inputs.transpose(0, 3, 1, 2)
-        return ordered.astype(_TYPES[self.session.get_inputs()[0].type])
+        return ordered.astype(TYPES[self.session.get_inputs()[0].type])
 
     def _run(self, names: list[str], batch: Array) -> list[Array]:
         try:
@@ -146,13 +131,9 @@ def load_onnx(path: Path, preprocess: str | None = None, device: str = "auto") -
     Raises:
         InputError: It cannot be used; says which key of the preprocessing would help.
     """
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise InputError("onnxruntime", "not installed", "pip install onnxruntime")
-    if not path.is_file():
-        raise InputError(path, "no such file", "an ONNX file")
-    session = _open_session(path, device)
+    session = open_session(path, device)
     about = session.get_inputs()[0]
-    if len(session.get_inputs()) != 1 or about.type not in _TYPES or len(about.shape) != 4:
+    if len(session.get_inputs()) != 1 or about.type not in TYPES or len(about.shape) != 4:
         found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
         raise InputError(path, f"inputs {found}", "one input, a batch of images of floats or bytes")
     metadata = session.get_modelmeta().custom_metadata_map
@@ -206,7 +187,12 @@ def output_name(path: Path, names: list[str], wanted: int | str) -> str:
     return names[wanted]
 
 
-def _open_session(path: Path, device: str, content: bytes | None = None) -> Any:
+def open_session(path: Path, device: str, content: bytes | None = None) -> Any:
+    """Return a session of onnxruntime for a file, or for its content."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise InputError("onnxruntime", "not installed", "pip install onnxruntime")
+    if content is None and not path.is_file():
+        raise InputError(path, "no such file", "an ONNX file")
     import onnxruntime
 
     providers = onnxruntime.get_available_providers()

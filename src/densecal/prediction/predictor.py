@@ -23,7 +23,7 @@ from densecal.models import build
 from densecal.models.criterion import is_plain
 from densecal.posthoc import Calibrator
 from densecal.prediction.batches import LARGE_PIXELS, Chunks
-from densecal.prediction.tiles import Tiling
+from densecal.prediction.tiles import Tiling, blend
 from densecal.training import checkpoint
 from densecal.training.config import Config, parse_config
 
@@ -94,7 +94,7 @@ class Predictor:
         """
         tiles = max(1, batch * self.config.data.size**2 // tiling.tile**2)
         for image in images:
-            yield tiling.blend(image, self._tile_probabilities, tiles)
+            yield blend(image, (tiling, tiling), self._tile_probabilities, tiles)
 
     def _logits_of_resized(self, images: list[Array]) -> Tensor:
         side = (self.config.data.size,) * 2

@@ -28,6 +28,8 @@ RESAMPLING = {
 }
 ORDERS = ("rgb", "bgr")
 ACTIVATIONS = ("none", "sigmoid", "softmax")
+TOLERANCE = 1e-3
+"""How far an output may leave [0, 1], by rounding, and still count as probabilities."""
 MAX_SIDE = 1 << 14
 
 
@@ -73,6 +75,33 @@ PRESETS = {
 """Networks that many people use. U2-Net and U2-Netp: `u2net`; ISNet, trained on DIS: `isnet`."""
 
 
+def activate(z: NDArray[np.float32], activation: str, where: str | Path, output: str) -> NDArray[np.float32]:
+    """Turn the output (B, K, space) of a network into probabilities.
+
+    Args:
+        z: The output.
+        activation: One of ``ACTIVATIONS``.
+        where: What errors call the network.
+        output: What they call the output.
+
+    Raises:
+        InputError: It has values that are not finite, or no probabilities without an activation.
+    """
+    if not np.isfinite(z).all():
+        raise InputError(where, f"NaN or infinite values in {output}", "finite values")
+    if activation == "sigmoid":
+        e = np.exp(-np.abs(z))
+        return np.asarray(np.where(z >= 0, 1 / (1 + e), e / (1 + e)))
+    if activation == "softmax":
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
+    low, high = float(z.min()), float(z.max())
+    if low < -TOLERANCE or high > 1 + TOLERANCE:
+        expected = "probabilities, or activation: sigmoid or softmax in --preprocess"
+        raise InputError(where, f"values from {low:.3g} to {high:.3g} in {output}", expected)
+    return z.clip(0, 1)
+
+
 def read_preprocess(option: str) -> Preprocess:
     """Return a preset by its name, or the content of a YAML file.
 
@@ -104,58 +133,62 @@ def parse_preprocess(content: Any, where: str) -> Preprocess:
         "scale": _scale,
         "mean": _channels,
         "std": _std,
-        "order": partial(_choice, ORDERS),
-        "resample": partial(_choice, tuple(RESAMPLING)),
-        "output": _output,
-        "activation": partial(_choice, ACTIVATIONS),
+        "order": partial(check_choice, ORDERS),
+        "resample": partial(check_choice, tuple(RESAMPLING)),
+        "output": check_output,
+        "activation": partial(check_choice, ACTIVATIONS),
     }
     return Preprocess(**{key: checks[key](value, f"{where}: {key}") for key, value in content.items()})
 
 
-def _choice(allowed: tuple[str, ...], value: Any, where: str) -> str:
+def check_choice(allowed: tuple[str, ...], value: Any, where: str) -> str:
+    """Return a value that is one of some words."""
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(where, _shown(value), f"one of {', '.join(allowed)}")
+        raise InputError(where, shown(value), f"one of {', '.join(allowed)}")
     return value
 
 
 def _size(value: Any, where: str) -> tuple[int, int]:
     sides = value if isinstance(value, list) else [value, value]
     if len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides):
-        raise InputError(where, _shown(value), f"a side in pixels up to {MAX_SIDE:,}, or [height, width]")
+        raise InputError(where, shown(value), f"a side in pixels up to {MAX_SIDE:,}, or [height, width]")
     return sides[0], sides[1]
 
 
 def _scale(value: Any, where: str) -> float | str:
     if value == "max":
         return "max"
-    if not _is_number(value) or not value > 0:
-        raise InputError(where, _shown(value), "a number above 0, such as 255, or max")
+    if not is_number(value) or not value > 0:
+        raise InputError(where, shown(value), "a number above 0, such as 255, or max")
     return float(value)
 
 
 def _channels(value: Any, where: str) -> tuple[float, ...]:
     numbers = value if isinstance(value, list) else [value] * 3
-    if len(numbers) != 3 or not all(map(_is_number, numbers)):
-        raise InputError(where, _shown(value), "a number, or a list of three: red, green, blue (or as in order)")
+    if len(numbers) != 3 or not all(map(is_number, numbers)):
+        raise InputError(where, shown(value), "a number, or a list of three: red, green, blue (or as in order)")
     return tuple(map(float, numbers))
 
 
 def _std(value: Any, where: str) -> tuple[float, ...]:
     numbers = _channels(value, where)
     if not min(numbers) > 0:
-        raise InputError(where, _shown(value), "numbers above 0")
+        raise InputError(where, shown(value), "numbers above 0")
     return numbers
 
 
-def _output(value: Any, where: str) -> int | str:
+def check_output(value: Any, where: str) -> int | str:
+    """Return the index or the name of an output."""
     if type(value) not in (int, str) or (isinstance(value, int) and value < 0):
-        raise InputError(where, _shown(value), "the index of an output from 0, or its name")
+        raise InputError(where, shown(value), "the index of an output from 0, or its name")
     return value  # type: ignore[no-any-return]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a plain number of usual size."""
     return type(value) in (int, float) and bool(np.isfinite(value)) and abs(value) < 1e9
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return the text of a value for an error."""
     return repr(value)[:60]

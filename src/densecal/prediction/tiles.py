@@ -1,12 +1,14 @@
-"""Images too large for a network at once: overlapping tiles at the image's own resolution, blended smoothly.
+"""Images and volumes too large for a network at once: overlapping tiles at their own resolution, blended smoothly.
 
-Tiles start at multiples of 32, because encoders halve the side up to five times. So a network that sees no farther than
-a quarter of the overlap gives the same result as for the whole image.
+Tiles of images start at multiples of 32, because encoders halve the side up to five times. So a network that sees no
+farther than a quarter of the overlap gives the same result as for the whole image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
-from densecal.models.factory import MULTIPLE
+
+MULTIPLE = 32
+"""What `models.factory` pads sides to; importing it from there would need PyTorch."""
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -22,15 +26,19 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Tiling:
-    """How an image is cut.
+    """How an axis is cut; those of an image are cut alike.
 
     Attributes:
-        tile: Side of a tile in pixels, a multiple of 32.
-        overlap: Pixels that neighbours share, a multiple of 32 and at most half a tile.
+        tile: Side of a tile in pixels.
+        overlap: Pixels that neighbours share, at most half a tile.
+        multiple: Tiles start at multiples of it, so tile and overlap are multiples as well.
+        whole: Tiles at the end of a side are padded to a whole tile, and not to a multiple.
     """
 
     tile: int
     overlap: int
+    multiple: int = MULTIPLE
+    whole: bool = False
 
     @classmethod
     def of(cls, tile: int, overlap: int | None = None) -> Tiling:
@@ -43,11 +51,28 @@ class Tiling:
             raise InputError("--overlap", str(overlap), f"a multiple of {MULTIPLE} from 0 to half of --tile {tile}")
         return cls(tile, overlap)
 
+    @classmethod
+    def of_volume(cls, tile: int, overlap: int | None = None) -> Tiling:
+        """Check what a user asked for an axis of volumes, whose tiles may have any side.
+
+        They start at multiples of the largest power of two, up to 32, that divides half a tile. The overlap is a
+        quarter of the tile, at least that multiple, unless given.
+        """
+        if tile < 1:
+            raise InputError("--tile", str(tile), "voxels, at least 1")
+        half = tile // 2
+        multiple = math.gcd(tile, half, MULTIPLE)
+        if overlap is None:
+            overlap = min(max(tile // 4 // multiple, 1) * multiple, half)
+        if overlap % multiple or not 0 <= overlap <= half:
+            raise InputError("--overlap", str(overlap), f"a multiple of {multiple} from 0 to half of --tile {tile}")
+        return cls(tile, overlap, multiple, whole=True)
+
     def starts(self, length: int) -> list[int]:
-        """Return where the tiles along a side start. The last ends with the side, padded to a multiple of 32."""
+        """Return where the tiles along a side start. The last ends with the side, padded to a multiple."""
         if length <= self.tile:
             return [0]
-        last = -(-(length - self.tile) // MULTIPLE) * MULTIPLE
+        last = -(-(length - self.tile) // self.multiple) * self.multiple
         return [*range(0, length - self.tile, self.tile - self.overlap), last]
 
     def weights(self, length: int) -> list[Floats]:
@@ -74,41 +99,65 @@ class Tiling:
             raw.append(weight)
         return [(w / total[s : s + self.tile]).astype(np.float32) for s, w in zip(starts, raw, strict=True)]
 
-    def blend(self, image: Array, probabilities: Callable[[Array], Floats], batch: int) -> Iterator[Floats]:
-        """Yield the probabilities of an image, from top to bottom in chunks of rows.
+    def padding(self, side: int) -> int:
+        """Return how many pixels are added to a side of a tile."""
+        return -side % (self.tile if self.whole else self.multiple)
 
-        Memory grows with the width of the image and not with its height.
 
-        Args:
-            image: (H, W, 3) uint8.
-            probabilities: Images (B, h, w, 3) to probabilities (B, C, h, w).
-            batch: Tiles at a time.
+def blend(
+    image: Array, axes: Sequence[Tiling], probabilities: Callable[[Array], Floats], batch: int
+) -> Iterator[Floats]:
+    """Yield the probabilities of an image or a volume, from top to bottom in chunks of its first axis.
 
-        Yields:
-            (C, rows, W); together the chunks have all rows of the image.
-        """
-        height, width = image.shape[:2]
-        rows, columns = self.starts(height), self.starts(width)
-        by_row, by_column = self.weights(height), self.weights(width)
-        chunk: Floats | None = None  # the rows of the current tiles, with the contributions of the tiles above
-        weighted_columns = list(zip(columns, by_column, strict=True))
-        for i, top in enumerate(rows):
-            for first in range(0, len(weighted_columns), batch):
-                group = weighted_columns[first : first + batch]
-                tiles = probabilities(np.stack([self._cut(image, top, left) for left, _ in group]))
-                if chunk is None:
-                    chunk = np.zeros((tiles.shape[1], self.tile, columns[-1] + self.tile), np.float32)
-                for (left, weight), p in zip(group, tiles, strict=True):
-                    part = chunk[:, : p.shape[1], left : left + p.shape[2]]
-                    part += p * by_row[i][: p.shape[1], None] * weight[: p.shape[2]]
-            assert chunk is not None
-            done = (rows[i + 1] if i + 1 < len(rows) else height) - top
-            yield chunk[:, :done, :width].copy()
-            chunk[:, : self.tile - done] = chunk[:, done:].copy()
-            chunk[:, max(self.tile - done, 0) :] = 0
+    Memory grows with the other axes and not with the first.
 
-    def _cut(self, image: Array, top: int, left: int) -> Array:
-        """Cut out a tile, padded to a multiple of 32 at the right and lower edges of the image as the network does."""
-        cut = image[top : top + self.tile, left : left + self.tile]
-        padding = [(0, -side % MULTIPLE) for side in cut.shape[:2]]
-        return np.pad(cut, [*padding, (0, 0)], mode="edge") if any(after for _, after in padding) else cut
+    Args:
+        image: (H, W, channels) or (D, H, W, channels).
+        axes: How every axis of space is cut.
+        probabilities: Tiles (B, space, channels) to probabilities (B, C, space).
+        batch: Tiles at a time.
+
+    Yields:
+        (C, rows, W) or (C, slices, H, W); together the chunks are those of the whole.
+    """
+    first_axis, others = axes[0], axes[1:]
+    length, *lengths = image.shape[: len(axes)]
+    places = [
+        list(zip(axis.starts(side), axis.weights(side), strict=True))
+        for axis, side in zip(others, lengths, strict=True)
+    ]
+    tops, by_top = first_axis.starts(length), first_axis.weights(length)
+    beside = list(itertools.product(*places))
+    chunk: Floats | None = None  # the rows of the current tiles, with the contributions of the tiles above
+    for i, top in enumerate(tops):
+        for first in range(0, len(beside), batch):
+            group = beside[first : first + batch]
+            cuts = [_cut(image, axes, (top, *(start for start, _ in place))) for place in group]
+            tiles = probabilities(np.stack(cuts))
+            if chunk is None:
+                ends = (places_of_axis[-1][0] + axis.tile for places_of_axis, axis in zip(places, others, strict=True))
+                chunk = np.zeros((tiles.shape[1], first_axis.tile, *ends), np.float32)
+            for place, p in zip(group, tiles, strict=True):
+                inside = [slice(start, start + side) for (start, _), side in zip(place, p.shape[2:], strict=True)]
+                part = chunk[(slice(None), slice(p.shape[1]), *inside)]
+                part += _weigh(p, (by_top[i], *(weight for _, weight in place)))
+        assert chunk is not None
+        done = (tops[i + 1] if i + 1 < len(tops) else length) - top
+        yield chunk[(slice(None), slice(done), *map(slice, lengths))].copy()
+        chunk[:, : first_axis.tile - done] = chunk[:, done:].copy()
+        chunk[:, max(first_axis.tile - done, 0) :] = 0
+
+
+def _weigh(p: Floats, weights: Sequence[Floats]) -> Floats:
+    """Multiply probabilities (C, space) by a weight along every axis of space."""
+    for axis, weight in enumerate(weights):
+        side = p.shape[axis + 1]
+        p = p * weight[:side].reshape(-1, *(1,) * (len(weights) - axis - 1))
+    return p
+
+
+def _cut(image: Array, axes: Sequence[Tiling], starts: Sequence[int]) -> Array:
+    """Cut out a tile, padded at the far edges of the image as the network does."""
+    cut = image[tuple(slice(start, start + axis.tile) for start, axis in zip(starts, axes, strict=True))]
+    padding = [(0, axis.padding(side)) for axis, side in zip(axes, cut.shape, strict=False)]
+    return np.pad(cut, [*padding, (0, 0)], mode="edge") if any(after for _, after in padding) else cut

@@ -67,9 +67,11 @@ class Processes:
 
     def use_own_gpu(self) -> None:
         """Make "cuda" mean a different GPU for every process of a machine, as far as there are enough."""
+        if self.count == 1:  # predicting by ONNX needs no torch
+            return
         import torch
 
-        if self.count > 1 and torch.cuda.is_available():
+        if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
     def workers(self) -> int:
