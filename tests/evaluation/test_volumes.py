@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 from scipy.ndimage import gaussian_filter
 
-from densecal.calibrate.folders import control_risk
+from densecal.calibrate.guarantees import MaskedMaps, control_risk
 from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.record import Record
@@ -209,7 +209,7 @@ def test_a_temperature_is_fitted_on_voxels(root, tmp_path):
 
 
 def test_risk_is_controlled_per_case(root):
-    control = control_risk(root / "maps", root / "masks", 0.4)
+    control = control_risk(MaskedMaps(root / "maps", root / "masks"), 0.4)
     cases = pooled(True)[2]
     missed = [[(p[y == 1] < t).mean() for p, y in cases] for t in np.linspace(0, 1, 501)]
     # with n cases, the bound of a new case is (n * mean + 1) / (n + 1)

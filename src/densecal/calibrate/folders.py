@@ -1,4 +1,4 @@
-"""Calibrators and risk control on folders of maps; no model and no training packages are needed."""
+"""Calibrators on folders of maps; no model and no training packages are needed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from densecal.data import Source, open_source
 from densecal.data.pairs import Plan, find_plan
 from densecal.errors import InputError
-from densecal.io.groups import Groups
 from densecal.io.map_files import map_targets, read_map, write_plane
 from densecal.io.map_options import AS_STORED, MapOptions
-from densecal.io.masks import VOID, one_sided
+from densecal.io.masks import VOID
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
@@ -28,7 +27,6 @@ from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.pixel_sample import PixelSample
-from densecal.posthoc.risk_control import RiskControl, RiskCurve
 from densecal.runtime.engine import Engine, InProcesses
 from densecal.runtime.progress import Progress, silent, track
 
@@ -249,126 +247,6 @@ def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | N
     return calibrated
 
 
-def control_risk(
-    predictions: Path,
-    masks: Path,
-    alpha: float,
-    ignore_index: int | None = None,
-    groups: Groups | None = None,
-    progress: Progress = silent,
-    maps: MapOptions = AS_STORED,
-    classes: int = 1,
-) -> RiskControl:
-    """Find the threshold on a folder of foreground maps that controls the false-negative rate at alpha.
-
-    Args:
-        predictions: Folder of maps.
-        masks: Folder of masks.
-        alpha: The false-negative rate.
-        ignore_index: Mask value of void pixels.
-        groups: Groups of images that are alike: the guarantee is then for a new group.
-        progress: Told how many maps are read.
-        maps: How the maps are stored.
-        classes: Number of regions, where ``maps`` names one region of multi-label maps.
-    """
-    curve = foreground_curve(predictions, masks, ignore_index, groups, progress, maps, classes)
-    return curve.control(alpha, groups is not None)
-
-
-def foreground_curve(
-    predictions: Path,
-    masks: Path,
-    ignore_index: int | None = None,
-    groups: Groups | None = None,
-    progress: Progress = silent,
-    maps: MapOptions = AS_STORED,
-    classes: int = 1,
-) -> RiskCurve:
-    """Return misses and false alarms at every threshold of a folder of foreground maps; see `control_risk`."""
-    curve, foreground = RiskCurve(), False
-    plan = foreground_plan(predictions, masks, maps, classes, ignore_index)
-    maps, ignore_index = plan.options, plan.ignore_index
-    for unit in map_units(plan.pairs, groups, progress):
-        part = RiskCurve()
-        for pair in unit:
-            read = read_foreground_pair(pair, ignore_index, options=maps)
-            if not read.valid.any():
-                raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")
-            part.update(read.prediction[read.valid], read.mask.foreground[read.valid])
-            foreground |= bool(read.mask.foreground.any())
-        curve.add_group(part)
-    if not foreground:
-        raise InputError(masks, one_sided(0, 0, curve.images), "foreground, of which some may be missed")
-    return curve
-
-
-@dataclass(frozen=True)
-class ClassRisk:
-    """The threshold of one class.
-
-    Attributes:
-        label: The class.
-        images: Images whose mask holds it.
-        units: Groups of them, or the images where there are no groups.
-        control: The threshold and its costs on these images; None where there are fewer than 1/alpha - 1 units.
-    """
-
-    label: int
-    images: int
-    units: int
-    control: RiskControl | None
-
-
-def control_class_risks(
-    predictions: Path,
-    masks: Path,
-    classes: int,
-    alpha: float,
-    ignore_index: int | None = None,
-    groups: Groups | None = None,
-    progress: Progress = silent,
-    maps: MapOptions = AS_STORED,
-) -> list[ClassRisk]:
-    """Find a threshold for every class on a folder of softmax maps; see `posthoc.risk_control` for the guarantee.
-
-    Args:
-        predictions: Folder of maps.
-        masks: Folder of masks.
-        classes: K.
-        alpha: The share of a class that may be missed, on average over images that hold it.
-        ignore_index: Label of void pixels; 255 unless given.
-        groups: Groups of images that are alike: the guarantee is then for a new group.
-        progress: Told how many maps are read.
-        maps: How the maps are stored.
-    """
-    plan = one_plan(predictions, masks, maps, classes, ignore_index)
-    maps, void = plan.options, VOID if plan.ignore_index is None else plan.ignore_index
-    curves = [RiskCurve() for _ in range(classes)]
-    for unit in map_units(plan.pairs, groups, progress):
-        parts = {label: RiskCurve() for label in range(classes)}
-        for pair in unit:
-            read = read_class_pair(pair, classes, void, options=maps)
-            prediction, labels = read.prediction, read.labels
-            valid = labels != void
-            truth = labels[valid]
-            for label in np.unique(truth).tolist():
-                parts[label].update(prediction[label][valid], truth == label)
-        for label, part in parts.items():
-            if part.images:
-                curves[label].add_group(part)
-    return [ClassRisk(k, curve.images, curve.units, _control(curve, alpha, groups)) for k, curve in enumerate(curves)]
-
-
-def _control(curve: RiskCurve, alpha: float, groups: Groups | None) -> RiskControl | None:
-    """Return the threshold of a class, or None where too few units hold it."""
-    try:
-        return curve.control(alpha, groups is not None)
-    except InputError:
-        if 0.0 < alpha < 1.0:
-            return None
-        raise
-
-
 def one_plan(
     predictions: Path, masks: Path | None, options: MapOptions, classes: int, ignore_index: int | None = None
 ) -> Plan:
@@ -378,26 +256,6 @@ def one_plan(
         names = ", ".join(region.name for region in plan.regions)
         raise InputError(predictions, f"maps of {len(plan.regions)} regions", f"--region with one of {names}")
     return plan
-
-
-def foreground_plan(
-    predictions: Path, masks: Path, options: MapOptions, classes: int = 1, ignore_index: int | None = None
-) -> Plan:
-    """Return which foreground maps, or maps of one region of several, belong to which masks."""
-    plan = one_plan(predictions, masks, options, classes, ignore_index)
-    if plan.classes not in (None, 1):
-        raise InputError(predictions, f"maps of {plan.classes} classes", "maps of one foreground probability")
-    return plan
-
-
-def map_units(pairs: Sequence[Pair], groups: Groups | None, progress: Progress) -> Iterator[list[Pair]]:
-    """Yield the pairs of every group, or every pair alone."""
-    units: dict[str, list[Pair]] = {}
-    stems = [pair.stem for pair in pairs]
-    for pair, group in zip(pairs, stems if groups is None else groups.of(stems), strict=True):
-        units.setdefault(group, []).append(pair)
-    ahead = fetch_ahead(list(units.values()), pair_files)
-    yield from track(ahead, "Reading maps", progress, len(units))
 
 
 def _as_picture(array: Array, space: int) -> Array:

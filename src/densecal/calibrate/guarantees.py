@@ -1,100 +1,198 @@
-"""Guarantees on folders of maps beyond the threshold of `control_risk`: sets of classes, and margins around masks."""
+"""Guarantees on folders of maps with masks: thresholds, sets of classes, and margins around masks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from densecal.calibrate.folders import foreground_plan, map_units, one_plan
+from densecal.calibrate.folders import one_plan
+from densecal.data.pairs import Plan
 from densecal.errors import InputError
 from densecal.io.groups import Groups
 from densecal.io.map_options import AS_STORED, MapOptions
-from densecal.io.masks import VOID
-from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
+from densecal.io.masks import VOID, one_sided
+from densecal.io.pairs import ForegroundPair, Pair, pair_files, read_class_pair, read_foreground_pair
+from densecal.io.urls import fetch_ahead
 from densecal.posthoc.margins import Margin, MarginScores, Masks
 from densecal.posthoc.prediction_sets import SetControl, SetCurve
-from densecal.runtime.progress import Progress, silent
+from densecal.posthoc.risk_control import RiskControl, RiskCurve
+from densecal.runtime.progress import Progress, silent, track
 
 _LEVELS = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
-def control_sets(
-    predictions: Path,
-    masks: Path,
-    classes: int,
-    score: str,
-    alpha: float,
-    delta: float | None = None,
-    ignore_index: int | None = None,
-    groups: Groups | None = None,
-    progress: Progress = silent,
-    maps: MapOptions = AS_STORED,
-) -> SetControl:
+class MaskedMaps:
+    """Maps with masks, image by image or group by group: what a guarantee is found on.
+
+    Args:
+        predictions: Folder of maps.
+        masks: Folder of masks.
+        classes: 1 for foreground maps, K for softmax maps, or the number of regions where ``maps`` names one of them.
+        ignore_index: Mask value of void pixels; 255 for K classes unless given.
+        groups: Groups of images that are alike: guarantees are then for a new group.
+        maps: How the maps are stored.
+
+    Attributes:
+        masks: Folder of masks.
+        plan: Which maps belong to which masks.
+        classes: 1, or K.
+        grouped: Whether a unit is a group.
+        progress: Told how many maps are read.
+    """
+
+    def __init__(
+        self,
+        predictions: Path,
+        masks: Path,
+        classes: int = 1,
+        ignore_index: int | None = None,
+        groups: Groups | None = None,
+        maps: MapOptions = AS_STORED,
+    ) -> None:
+        self.plan: Plan = one_plan(predictions, masks, maps, classes, ignore_index)
+        self.classes = self.plan.classes or 1
+        self.grouped = groups is not None
+        self.masks = masks
+        self.progress: Progress = silent
+        self._groups = groups
+
+    def __iter__(self) -> Iterator[list[Pair]]:
+        """Yield the pairs of every group, or every pair alone."""
+        units: dict[str, list[Pair]] = {}
+        stems = [pair.stem for pair in self.plan.pairs]
+        for pair, group in zip(self.plan.pairs, stems if self._groups is None else self._groups.of(stems), strict=True):
+            units.setdefault(group, []).append(pair)
+        ahead = fetch_ahead(list(units.values()), pair_files)
+        yield from track(ahead, "Reading maps", self.progress, len(units))
+
+    def read_foreground(self, pair: Pair) -> ForegroundPair:
+        """Read a foreground map and its mask."""
+        if self.classes != 1:
+            raise InputError(pair.prediction, f"maps of {self.classes} classes", "maps of one foreground probability")
+        read = read_foreground_pair(pair, self.plan.ignore_index, options=self.plan.options)
+        _check_valid(pair, read.valid)
+        return read
+
+    def read_labels(self, pair: Pair) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """Return the map of K classes and the labels of the pixels that are not void: (K, pixels) and (pixels,)."""
+        void = VOID if self.plan.ignore_index is None else self.plan.ignore_index
+        read = read_class_pair(pair, self.classes, void, options=self.plan.options)
+        valid = read.labels != void
+        _check_valid(pair, valid)
+        return read.prediction[:, valid], read.labels[valid]
+
+
+def control_risk(maps: MaskedMaps, alpha: float) -> RiskControl:
+    """Find the threshold on foreground maps that controls the false-negative rate at alpha."""
+    return foreground_curve(maps).control(alpha, maps.grouped)
+
+
+def foreground_curve(maps: MaskedMaps) -> RiskCurve:
+    """Return misses and false alarms at every threshold of foreground maps."""
+    curve, foreground = RiskCurve(), False
+    for unit in maps:
+        part = RiskCurve()
+        for pair in unit:
+            read = maps.read_foreground(pair)
+            part.update(read.prediction[read.valid], read.mask.foreground[read.valid])
+            foreground |= bool(read.mask.foreground.any())
+        curve.add_group(part)
+    if not foreground:
+        raise InputError(maps.masks, one_sided(0, 0, curve.images), "foreground, of which some may be missed")
+    return curve
+
+
+@dataclass(frozen=True)
+class ClassRisk:
+    """The threshold of one class.
+
+    Attributes:
+        label: The class.
+        images: Images whose mask holds it.
+        units: Groups of them, or the images where there are no groups.
+        control: The threshold and its costs on these images; None where there are fewer than 1/alpha - 1 units.
+    """
+
+    label: int
+    images: int
+    units: int
+    control: RiskControl | None
+
+
+def control_class_risks(maps: MaskedMaps, alpha: float) -> list[ClassRisk]:
+    """Find a threshold for every class of softmax maps; see `posthoc.risk_control` for the guarantee.
+
+    Args:
+        maps: The maps.
+        alpha: The share of a class that may be missed, on average over images that hold it.
+    """
+    curves = [RiskCurve() for _ in range(maps.classes)]
+    for unit in maps:
+        parts = {label: RiskCurve() for label in range(maps.classes)}
+        for pair in unit:
+            prediction, labels = maps.read_labels(pair)
+            for label in np.unique(labels).tolist():
+                parts[label].update(prediction[label], labels == label)
+        for label, part in parts.items():
+            if part.images:
+                curves[label].add_group(part)
+    return [ClassRisk(k, curve.images, curve.units, _control(curve, alpha, maps)) for k, curve in enumerate(curves)]
+
+
+def _control(curve: RiskCurve, alpha: float, maps: MaskedMaps) -> RiskControl | None:
+    """Return the threshold of a class, or None where too few units hold it."""
+    try:
+        return curve.control(alpha, maps.grouped)
+    except InputError:
+        if 0.0 < alpha < 1.0:
+            return None
+        raise
+
+
+def control_sets(maps: MaskedMaps, score: str, alpha: float, delta: float | None = None) -> SetControl:
     """Find the sets of classes per pixel that lack the true class at a share alpha of a new image's pixels, at most.
 
     Args:
-        predictions: Folder of softmax maps.
-        masks: Folder of masks.
-        classes: K.
+        maps: Softmax maps.
         score: ``thr``, ``aps`` or ``raps``.
         alpha: The share of pixels.
         delta: Let it hold with probability 1 - delta over calibration sets, instead of on average.
-        ignore_index: Label of void pixels; 255 unless given.
-        groups: Groups of images that are alike: the guarantee is then for a new group.
-        progress: Told how many maps are read.
-        maps: How the maps are stored.
     """
-    plan = one_plan(predictions, masks, maps, classes, ignore_index)
-    maps, void = plan.options, VOID if plan.ignore_index is None else plan.ignore_index
-    curve = SetCurve(classes, score)
-    for unit in map_units(plan.pairs, groups, progress):
-        part = SetCurve(classes, score)
+    curve = SetCurve(maps.classes, score)
+    for unit in maps:
+        part = SetCurve(maps.classes, score)
         for pair in unit:
-            read = read_class_pair(pair, classes, void, options=maps)
-            valid = read.labels != void
-            if not valid.any():
-                raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")
-            p = read.prediction[:, valid]
-            part.update(p / _LEVELS.get(p.dtype, 1.0), read.labels[valid])
+            prediction, labels = maps.read_labels(pair)
+            part.update(prediction / _LEVELS.get(prediction.dtype, 1.0), labels)
         curve.add_group(part)
-    return curve.control(alpha, delta, groups is not None)
+    return curve.control(alpha, delta, maps.grouped)
 
 
-def control_margin(
-    predictions: Path,
-    masks: Path,
-    coverage: float,
-    shape: str,
-    alpha: float,
-    ignore_index: int | None = None,
-    groups: Groups | None = None,
-    progress: Progress = silent,
-    maps: MapOptions = AS_STORED,
-    classes: int = 1,
-) -> Margin:
+def control_margin(maps: MaskedMaps, coverage: float, shape: str, alpha: float) -> Margin:
     """Find by how much to grow masks (p > 0.5) so that they cover the foreground of a new image.
 
     Args:
-        predictions: Folder of foreground maps, or of predicted masks.
-        masks: Folder of masks.
+        maps: Foreground maps, or predicted masks.
         coverage: Share of the foreground to cover.
         shape: ``disc``, ``square`` or ``cross``.
-        alpha: Share of new images, at most, of which less is covered.
-        ignore_index: Mask value of void pixels.
-        groups: Groups of images that are alike: all images of a new group are then covered.
-        progress: Told how many maps are read.
-        maps: How the maps are stored.
-        classes: Number of regions, where ``maps`` names one region of multi-label maps.
+        alpha: Share of new images, at most, of which less is covered; of new groups, all images of one.
     """
-    plan = foreground_plan(predictions, masks, maps, classes, ignore_index)
     scores = MarginScores(coverage, shape)
-    for unit in map_units(plan.pairs, groups, progress):
-        scores.add_group([_read_masks(pair, plan.ignore_index, plan.options) for pair in unit])
-    return scores.control(alpha, groups is not None)
+    for unit in maps:
+        scores.add_group([_masks_of(maps.read_foreground(pair)) for pair in unit])
+    return scores.control(alpha, maps.grouped)
 
 
-def _read_masks(pair: Pair, ignore_index: int | None, maps: MapOptions) -> tuple[Masks, Masks, Masks]:
-    read = read_foreground_pair(pair, ignore_index, options=maps)
+def _masks_of(read: ForegroundPair) -> tuple[Masks, Masks, Masks]:
     predicted = read.prediction > _LEVELS.get(read.prediction.dtype, 1.0) / 2
     return predicted, read.mask.foreground.astype(bool), read.valid
+
+
+def _check_valid(pair: Pair, valid: Masks) -> None:
+    if not valid.any():
+        raise InputError(str(pair.mask), "nothing but void pixels", "at least one valid pixel")

@@ -27,7 +27,7 @@ from densecal.errors import InputError
 from densecal.io.map_options import AS_STORED, MapOptions
 
 if TYPE_CHECKING:
-    from densecal.calibrate.folders import ClassRisk
+    from densecal.calibrate.guarantees import ClassRisk, MaskedMaps
     from densecal.posthoc.high_probability import ConfidentControl
     from densecal.posthoc.margins import Margin
     from densecal.posthoc.prediction_sets import SetControl
@@ -101,45 +101,33 @@ def risk_control(
     * `densecal risk-control val-maps/ val-masks/ --control margin --coverage 0.9`
     """
     check_targets(json)
-    from densecal.calibrate.folders import ClassRisk as Risk
-    from densecal.calibrate.folders import control_class_risks, control_risk, foreground_curve, one_plan
-    from densecal.calibrate.guarantees import control_margin, control_sets
+    from densecal.calibrate import guarantees
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_outputs
     from densecal.posthoc.high_probability import control as control_confidently
 
-    channels = classes or 1
     if control is Control.sets and (maps.multilabel or maps.region is not None):
         expected = "softmax maps, where one of the K classes is true at a pixel"
         raise InputError("--control sets", "regions, which may overlap", expected)
-    plan = one_plan(predictions, masks, maps, channels, ignore_index)
-    classes = plan.classes
-    check_outputs("risk-control", [(json, "json")], [*plan.files(), *named_files(groups)], force)
-    tell_layouts(predictions, plan.said)
     grouping = read_groups(groups)
-    unit = "image" if grouping is None else "group"
-    _check_options(control, classes, delta)
+    data = guarantees.MaskedMaps(predictions, masks, classes or 1, ignore_index, grouping, maps)
+    check_outputs("risk-control", [(json, "json")], [*data.plan.files(), *named_files(groups)], force)
+    tell_layouts(predictions, data.plan.said)
+    unit = "group" if data.grouped else "image"
+    _check_options(control, data.classes, delta)
+    with progress_bar() as data.progress:
+        if control is Control.misses and delta is None:
+            risks = _risks(data, alpha)
+        elif control is Control.sets:
+            found: Found = guarantees.control_sets(data, score, alpha, delta)
+        elif control is Control.margin:
+            found = guarantees.control_margin(data, coverage, shape, alpha)
+        else:
+            curve = guarantees.foreground_curve(data)
+            found = control_confidently(curve, control.value, alpha, delta or 0.1, data.grouped)
     if control is not Control.misses or delta is not None:
-        with progress_bar() as report:
-            if control is Control.sets:
-                found: Found = control_sets(
-                    predictions, masks, classes or 1, score, alpha, delta, ignore_index, grouping, report, maps
-                )
-            elif control is Control.margin:
-                found = control_margin(
-                    predictions, masks, coverage, shape, alpha, ignore_index, grouping, report, maps, channels
-                )
-            else:
-                curve = foreground_curve(predictions, masks, ignore_index, grouping, report, maps, channels)
-                found = control_confidently(curve, control.value, alpha, delta or 0.1, grouping is not None)
         _tell(found, unit, json)
         return
-    with progress_bar() as report:
-        if classes is None or classes == 1:
-            result = control_risk(predictions, masks, alpha, ignore_index, grouping, report, maps, channels)
-            risks = [Risk(1, result.images, result.groups or result.images, result)]
-        else:
-            risks = control_class_risks(predictions, masks, classes, alpha, ignore_index, grouping, report, maps)
     problems = []
     for risk in risks:
         name = "foreground" if len(risks) == 1 else f"class {risk.label}"
@@ -154,6 +142,16 @@ def risk_control(
         print_note(f"densecal: risk-control: {problem}")
     if problems:
         raise typer.Exit(3)
+
+
+def _risks(data: MaskedMaps, alpha: float) -> list[ClassRisk]:
+    """Return the threshold of the foreground, or of every class."""
+    from densecal.calibrate.guarantees import ClassRisk, control_class_risks, control_risk
+
+    if data.classes > 1:
+        return control_class_risks(data, alpha)
+    result = control_risk(data, alpha)
+    return [ClassRisk(1, result.images, result.groups or result.images, result)]
 
 
 def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
@@ -200,9 +198,9 @@ def _risk_entry(risk: ClassRisk) -> dict[str, object]:
     return {"class": risk.label, "lambda": entry.pop("lam"), **entry, "trivial": risk.control.is_trivial}
 
 
-def _check_options(control: Control, classes: int | None, delta: float | None) -> None:
+def _check_options(control: Control, classes: int, delta: float | None) -> None:
     """Refuse options that do not go together."""
-    several = (classes or 1) > 1
+    several = classes > 1
     if control is Control.sets and not several:
         raise InputError("--control sets", "one foreground probability", "--classes K, and maps of K classes")
     if several and (
