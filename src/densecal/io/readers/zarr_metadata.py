@@ -205,6 +205,8 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16).to_bytes(dtype.itemsize, "little")
         return np.frombuffer(bits, dtype.newbyteorder("<"))[0]
+    if isinstance(value, list | dict):
+        raise ValueError(f"the fill value {value}")
     return dtype.type(0 if value is None else float(value) if isinstance(value, str) else value)
 
 
