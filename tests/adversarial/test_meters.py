@@ -103,7 +103,7 @@ def test_an_update_on_an_accelerator_does_not_wait_for_it(logits, monkeypatch):
     values, labels = torch.empty(2, 4, 30, device="meta"), torch.empty(2, 30, dtype=torch.int64, device="meta")
     sketch.update(values, labels, labels != 255, None, logits)
     assert len(sketch.rows) == 2
-    assert sketch._on_device["invalid"].device.type == "meta"
+    assert sketch._counted.device["invalid"].device.type == "meta"
     sketch.merge(sketch.copy())
     assert len(sketch.rows) == 4
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from densecal.evaluation.findings import Findings
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.totals import warnings_of
-from densecal.evaluation.worker import Findings, Settings, score_pairs
+from densecal.evaluation.worker import Settings, score_pairs
 from densecal.io.pairs import Pair
 
 CELLS = 100

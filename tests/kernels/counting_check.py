@@ -6,8 +6,7 @@ import faster_interpreter  # noqa: F401 (in the same folder)
 import torch
 
 from densecal.kernels import counting
-from densecal.metrics.fine_bins import _agrees, fine_index, fine_size, tally
-from densecal.metrics.sketch import equal_width_index
+from densecal.metrics.fine_bins import _agrees, equal_width_index, fine_index, fine_size, tally
 
 IMAGES = 3
 

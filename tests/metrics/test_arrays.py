@@ -123,7 +123,7 @@ def test_tensors_on_an_accelerator_are_counted_as_by_numpy(kind, logits, void, l
     for _ in range(2):
         for meter, values in ((here, p), (there, torch.from_numpy(p))):
             meter.update(**({"logits": values} if logits else {"probabilities": values}), masks=y)
-    assert there.sketch._on_device
+    assert there.sketch._counted.device
     assert there.sketch.is_binned == here.sketch.is_binned == (limit == 100)
     state, expected = there.state_dict(), here.state_dict()
     assert state.keys() == expected.keys()
@@ -144,11 +144,11 @@ def test_a_meter_counts_maps_in_memory_and_on_an_accelerator_together(tensors_st
         both.update(torch.from_numpy(p) if seed % 2 else p, y)
     copied = CalibrationMeter()
     copied.merge(both)
-    assert both.sketch._on_device  # to merge is not to wait
+    assert both.sketch._counted.device  # to merge is not to wait
     for meter in (both, copied):
         assert np.array_equal(meter.state_dict()["top"], alone.state_dict()["top"])
         np.testing.assert_allclose(meter.sketch.image_rows(), alone.sketch.image_rows(), rtol=1e-12, atol=1e-12)
-    assert not both.sketch._on_device
+    assert not both.sketch._counted.device
 
 
 def test_an_array_on_an_accelerator_goes_to_torch_without_a_copy(monkeypatch):

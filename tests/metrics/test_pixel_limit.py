@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from densecal.integrations.torchmetrics import CalibrationMetric
-from densecal.metrics import CalibrationMeter, ConfusionMeter, SegmentationMeter
+from densecal.metrics import CalibrationMeter, ConfusionMeter, SegmentationMeter, count_tables
 from densecal.metrics import sketch as sketch_module
 from densecal.metrics.curves import Atoms, _harmonic_difference, aurc, error_auroc, sweep
 from densecal.metrics.exact import PIXEL_LIMIT
@@ -289,7 +289,7 @@ def test_pixels_are_carried_long_before_the_limbs_are_full(monkeypatch):
     once, parts = CalibrationMeter(), CalibrationMeter()
     once.update(torch.cat([p] * 4), torch.cat([p > 0.4] * 4))
     assert "top_whole" not in once.sketch.tables
-    monkeypatch.setattr(sketch_module, "_CARRY_EVERY", 20)
+    monkeypatch.setattr(count_tables, "_CARRY_EVERY", 20)
     for _ in range(4):
         parts.update(p, p > 0.4)
     assert parts.sketch.tables["top_whole"].any()
@@ -303,7 +303,7 @@ def test_the_metric_of_torchmetrics_keeps_what_was_carried(monkeypatch):
     metric, meter = CalibrationMetric(), CalibrationMeter()
     for p in maps:
         meter.update(p, p > 0.3)
-    monkeypatch.setattr(sketch_module, "_CARRY_EVERY", 20)
+    monkeypatch.setattr(count_tables, "_CARRY_EVERY", 20)
     for p in maps:
         metric.update(p, p > 0.3)
     assert bool(metric.top_whole.any())

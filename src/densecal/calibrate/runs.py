@@ -16,7 +16,7 @@ from densecal.errors import InputError
 from densecal.evaluation.model import ImageSet, Logits, model_outputs, resize
 from densecal.io.masks import VOID
 from densecal.io.run_files import run_files
-from densecal.metrics.calibration import CalibrationResult
+from densecal.metrics.calibration_result import CalibrationResult
 from densecal.posthoc import Batch, LogitHistogram
 from densecal.posthoc.pixel_sample import PixelSample
 from densecal.prediction.batches import group_by_pixels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from densecal.data.packed import FORMAT, IMAGES, MANIFEST, MASKS
+from densecal.data.cache_folder import FORMAT, IMAGES, MANIFEST, MASKS
 from densecal.errors import InputError
 from densecal.io.documents import read_json
 

@@ -9,8 +9,7 @@ import json
 import logging
 import os
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,24 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.data.blocks import BlockChecksums, blocks_agree
+from densecal.data.cache_folder import (
+    FORMAT,
+    IMAGES,
+    MANIFEST,
+    MASKS,
+    build_folder,
+    fresh_neighbour,
+    refuse_other_files,
+    remove_abandoned,
+)
 from densecal.data.decoding import Facts, Job, decode_all
 from densecal.data.sources import Source
 from densecal.errors import InputError
-from densecal.io.documents import read_json, read_text
+from densecal.io.documents import read_json
 from densecal.io.masks import one_sided
-from densecal.runtime.lock import lock_file
 from densecal.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-FORMAT = "densecal-packed"
 VERSION = 2
-MANIFEST, IMAGES, MASKS = "manifest.json", "images.u8", "masks.u8"
 
 _LOG = logging.getLogger(__name__)
-_LOCK = ".lock"
 
 _PIECE_BYTES = 1 << 26
 """Bytes that are copied to a device at a time."""
@@ -181,7 +186,7 @@ def pack(
     if size < 1 or classes < 1:
         raise ValueError(f"found size={size}, classes={classes}; expected positive integers")
     wanted = _description(source, names, size, classes, ignore_index)
-    _refuse_other_files(folder)
+    refuse_other_files(folder)
     existing = _try_open(folder, wanted, verify)
     if isinstance(existing, Packed):
         return existing
@@ -189,8 +194,8 @@ def pack(
         _LOG.warning("%s: %s; the cache is rebuilt", folder, existing)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
-        with _build_folder(folder) as build:
+        remove_abandoned(folder)
+        with build_folder(folder) as build:
             _build(build, source, wanted, workers, progress)
             packed = _publish(build, folder, wanted, verify)
     except OSError as error:
@@ -363,8 +368,8 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
         other = _try_open(folder, wanted, verify)
         if isinstance(other, Packed):
             return other
-        _refuse_other_files(folder)
-        aside = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
+        refuse_other_files(folder)
+        aside = fresh_neighbour(folder)
         with contextlib.suppress(FileNotFoundError):
             os.rename(folder, aside)
             shutil.rmtree(aside, ignore_errors=True)
@@ -377,55 +382,6 @@ def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
     if packed._manifest["sha256"] != manifest["sha256"]:
         raise InputError(folder, "another cache, which has replaced it", "the cache that was open")
     return packed
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Refuse a folder with anything else in it, because a cache is replaced as a whole."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(folder, "a file", "a new or empty folder, or a cache")
-    if folder.is_dir():
-        foreign = sorted(set(os.listdir(folder)) - {MANIFEST, IMAGES, MASKS})
-        if not foreign and os.listdir(folder) == [MANIFEST] and not _is_own_manifest(folder / MANIFEST):
-            foreign = [MANIFEST]
-        if foreign:
-            raise InputError(folder, f"other files ({', '.join(foreign[:5])})", "a new or empty folder, or a cache")
-
-
-def _is_own_manifest(path: Path) -> bool:
-    """Return whether a manifest without data belongs to a cache; other programs use the same name."""
-    try:
-        return FORMAT in read_text(path, "a manifest")
-    except InputError:
-        return False
-
-
-def _prefix(folder: Path) -> str:
-    return f".{folder.name}.building-"
-
-
-@contextlib.contextmanager
-def _build_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder for this process beside the cache, and remove it afterwards unless it was renamed."""
-    build = folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
-    with lock_file(_lock_path(build), wait=True):
-        build.mkdir()
-        try:
-            yield build
-        finally:
-            shutil.rmtree(build, ignore_errors=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left; a running one holds the lock of its build folder."""
-    names = {name.removesuffix(_LOCK) for name in os.listdir(folder.parent) if name.startswith(_prefix(folder))}
-    for build in (folder.parent / name for name in sorted(names)):
-        with lock_file(_lock_path(build), wait=False) as held:
-            if held:
-                shutil.rmtree(build, ignore_errors=True)
-
-
-def _lock_path(build: Path) -> Path:
-    return build.with_name(build.name + _LOCK)
 
 
 def _digest(manifest: dict[str, Any]) -> str:

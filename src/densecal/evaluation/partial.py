@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.evaluation.findings import Findings
 from densecal.evaluation.record import SkippedFile
 from densecal.evaluation.repair import BINS
 from densecal.evaluation.totals import Total
-from densecal.evaluation.worker import Findings, Settings
+from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_atomically
 from densecal.io.containers import EACH, Container, pack
 from densecal.io.map_options import MapOptions

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import case_scores
+from densecal.evaluation.findings import FEW_LEVELS, Findings
 from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram, expected_costs
 from densecal.evaluation.per_image import PerImage
 from densecal.evaluation.record import (
@@ -28,7 +29,7 @@ from densecal.evaluation.record import (
     Thresholds,
 )
 from densecal.evaluation.repair import RepairSums
-from densecal.evaluation.worker import FEW_LEVELS, Findings, Part, Settings
+from densecal.evaluation.worker import Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
 from densecal.metrics.consistency import consistency
@@ -41,7 +42,8 @@ from densecal.metrics.regions import regions
 from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
 
 if TYPE_CHECKING:
-    from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+    from densecal.metrics.calibration import CalibrationMeter
+    from densecal.metrics.calibration_result import CalibrationResult
     from densecal.metrics.curves import ReliabilityCurve
 
 JOINT_CELLS = 100

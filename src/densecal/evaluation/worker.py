@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.evaluation.findings import Findings
 from densecal.evaluation.large import score_classes, score_foreground
 from densecal.evaluation.measures import errors_at
 from densecal.evaluation.per_image import PerImage
@@ -33,11 +34,6 @@ from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, cou
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter
-
-FEW_LEVELS = 32
-_TOP_SHARE = 0.1
-"""A map that spans the whole range with fewer of its foreground pixels at the highest level looks stretched."""
-_SAMPLE = 4096
 
 Array = NDArray[Any]
 
@@ -83,38 +79,6 @@ class Settings:
         if self.binary and void is not None:
             void = VOID  # in the labels given to the meter, whatever value void has in the masks
         return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
-
-
-@dataclass
-class Findings:
-    """Numbers of maps and masks that look wrong, by how."""
-
-    maps: int = 0
-    stretched: int = 0
-    both_classes: int = 0
-    inverted: int = 0
-    few_levels: int = 0
-    foreground: int = 0
-    """Maps whose mask contains foreground."""
-    masks: int = 0
-    """Masks with at least one valid pixel. Images that show no object on purpose have none."""
-    empty_masks: int = 0
-    full_masks: int = 0
-    grey_masks: int = 0
-    resized: int = 0
-    volumes: int = 0
-    unplaced: int = 0
-    """Volumes whose files do not say the distance of voxels."""
-
-    def note_space(self, axes: int, spacing: tuple[float, ...] | None) -> None:
-        """Count an image of so many axes of space."""
-        self.volumes += axes == 3
-        self.unplaced += axes == 3 and spacing is None
-
-    def add(self, other: Findings) -> None:
-        """Add the findings of other pairs."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass
@@ -220,7 +184,7 @@ class _BinaryScorer:
         else:
             segmentation.update(prediction, reference)
             if is_float:
-                _inspect_floats(self.part.findings, prediction, mask)
+                self.part.findings.inspect_floats(prediction, mask)
                 if self.settings.entropy:
                     self.part.entropy.add_map(prediction)
                 self.part.repair.add_map(pair.stem, _word_counts(prediction, mask))
@@ -240,7 +204,7 @@ class _BinaryScorer:
         findings.empty_masks += not counts[1].any()
         findings.full_masks += not counts[0].any()
         own = Findings()
-        _inspect_levels(own, counts[None])
+        own.inspect_levels(counts[None])
         if result.is_float:
             own.stretched *= result.spans
             self.meter = self.meter or self.settings.calibration_meter()
@@ -283,7 +247,7 @@ class _BinaryScorer:
     def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
         counts: Array = self._count(prediction, mask, zones).sum(axis=0)
         self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
-        _inspect_levels(self.part.findings, counts[None])
+        self.part.findings.inspect_levels(counts[None])
         return counts
 
     def _count(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
@@ -312,7 +276,7 @@ class _BinaryScorer:
             counts = np.stack(self.byte_counts)
             for position, row in zip(self.byte_positions, level_rows(counts, self.settings.bins), strict=True):
                 self.part.rows[position] = row
-            _inspect_levels(self.part.findings, counts)
+            self.part.findings.inspect_levels(counts)
         self.part.floats = _meter_state(self.meter, fold)
         _fill_interiors(self.part)
         self.part.segmentation = self.pictures.exact_sums()
@@ -426,33 +390,3 @@ def _meter_state(meter: CalibrationMeter | None, fold: bool) -> dict[str, Any] |
     if fold:
         meter.sketch.bin_pixels()
     return meter.state_dict()
-
-
-def _inspect_levels(findings: Findings, counts: Array) -> None:
-    """Note how integer maps, given by their level counts (B, 2, L), look unlike probabilities."""
-    pixels = counts.sum(axis=1)
-    top = pixels.shape[1] - 1
-    spans = (pixels[:, 0] > 0) & (pixels[:, top] > 0)
-    few_at_top = pixels[:, top] < _TOP_SHARE * pixels[:, top // 2 + 1 :].sum(axis=1)
-    total = counts.sum(axis=2)
-    both = (total > 0).all(axis=1)
-    findings.foreground += int((total[:, 1] > 0).sum())
-    outside, inside = ((counts @ np.arange(top + 1)) / np.maximum(total, 1)).T
-    findings.maps += len(counts)
-    findings.few_levels += int(((pixels > 0).sum(axis=1) < FEW_LEVELS).sum())
-    findings.stretched += int((spans & few_at_top).sum())
-    findings.both_classes += int(both.sum())
-    findings.inverted += int((both & (inside < outside)).sum())
-
-
-def _inspect_floats(findings: Findings, prediction: Array, mask: Array) -> None:
-    """Do the same for a float map, from its values rounded to bytes and its exact extremes and distinct values."""
-    if prediction.size == 0:
-        return
-    as_bytes = Findings()
-    counts = sum(count_levels(np.rint(prediction[r] * 255).astype(np.uint8), mask[r]) for r in row_chunks(mask.shape))
-    _inspect_levels(as_bytes, np.asarray(counts))
-    as_bytes.stretched *= bool(prediction.min() == 0 and prediction.max() == 1)
-    sample = prediction.reshape(-1)[:: max(1, prediction.size // _SAMPLE)]
-    as_bytes.few_levels = int(len(np.unique(sample)) < FEW_LEVELS and len(np.unique(prediction)) < FEW_LEVELS)
-    findings.add(as_bytes)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from densecal.errors import InputError
-from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.calibration_result import CalibrationResult
 from densecal.metrics.sketch import Sketch
 from densecal.runtime.extras import require
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.calibration_result import CalibrationResult
 from densecal.runtime.extras import require
 
 require("densecal.integrations.torchmetrics", "torchmetrics")

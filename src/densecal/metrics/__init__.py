@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from densecal.metrics.bootstrap import intervals, paired_intervals
-    from densecal.metrics.calibration import CalibrationMeter, CalibrationResult, calibration_errors
+    from densecal.metrics.calibration import CalibrationMeter, calibration_errors
+    from densecal.metrics.calibration_result import CalibrationResult
     from densecal.metrics.curves import ReliabilityCurve
     from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, SegmentationResult
 
 _MODULE_OF = {
     "CalibrationMeter": "calibration",
-    "CalibrationResult": "calibration",
+    "CalibrationResult": "calibration_result",
     "ConfusionMeter": "segmentation",
     "ReliabilityCurve": "curves",
     "SegmentationMeter": "segmentation",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.metrics.arrays import Array, bincount, cast, namespace, on_host
+from densecal.metrics.arrays import Array, bincount, cast, namespace, on_host, take
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,22 @@ _MOST_KERNEL_BINS = 4096
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def top_label(values: Array, labels: Array, softmax: bool) -> tuple[Array, Array]:
+    """Return the confidence of the winning class and whether it is right.
+
+    A foreground probability of exactly 0.5 predicts background; tied classes go to the first.
+    """
+    if softmax:
+        winner = values.argmax(1)
+        return take(values, winner), winner == labels
+    return namespace(values).maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
+
+
+def equal_width_index(value: Array, bins: int) -> Array:
+    """Return the equal-width bin [l, u) of every value in [0, 1]; 1.0 lies in the last."""
+    return cast(value * bins, "int64").clip(None, bins - 1)
 
 
 def tally(index: Array, value: Array, outcome: Array, keep: Array | None, size: int) -> Array:

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
 from densecal.metrics.curves import Floats
-from densecal.metrics.fine_bins import tally
+from densecal.metrics.fine_bins import equal_width_index, tally, top_label
 from densecal.metrics.image_rows import rows_of, score_sums
 from densecal.metrics.levels import ROW_SCALARS
-from densecal.metrics.sketch import equal_width_index, top_label
 
 ZONES = ("boundary_5", "boundary_5_15", "interior")
 """Pixels within 5 pixels (in volumes: millimetres) of a boundary, from there to 15, and farther away."""

@@ -13,18 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from densecal.metrics.arrays import Array, arange, cast, namespace, on_host, sigmoid, softmax, take, to_host, zeros
+from densecal.metrics.arrays import Array, arange, cast, namespace, on_host, sigmoid, softmax, to_host, zeros
+from densecal.metrics.count_tables import CountTables
 from densecal.metrics.exact import add_pixels, total_count
 from densecal.metrics.fine_bins import (
     Floats,
     Ints,
-    carry,
     concatenate_atoms,
+    equal_width_index,
     fine_atoms,
     fine_tally,
     kernels_for,
     limbs_to_float,
     tally,
+    top_label,
     top_label_atoms,
 )  # fmt: skip
 from densecal.metrics.image_rows import RowTable, rows_of, score_sums
@@ -37,10 +39,6 @@ EXACT_PIXELS = 1 << 20
 
 _MAX_RAW_VALUES = 1 << 26
 _CHUNK, _DEVICE_CHUNK = 1 << 21, 1 << 23
-_SUM_TABLES = ("top", "bands", "classes", "fine", "fine_top")
-_CARRY_EVERY = 1 << 26
-"""Pixels after which whole numbers are carried out of the limbs. These hold 2**36 pixels, so that the tables of a
-thousand processes can be added before."""
 _MAX_IMAGE = 1 << 34
 
 
@@ -68,28 +66,26 @@ class Sketch:
         self.channels = 2 if num_classes == 1 else num_classes
         self._steps = STEPS_SOFTMAX if self.softmax else STEPS_SIGMOID
         bands = len(BOUNDARY_DISTANCES)
-        self._tables: dict[str, Ints] = {
-            "top": np.zeros((bins, 4), np.int64),
-            "bands": np.zeros((bands, bins, 4), np.int64),
-            "classes": np.zeros((self.channels, bins, 4), np.int64),
-            # boundary zone, mask value, 16-bit level
-            "levels": np.zeros((bands + 1, 2, MAX_LEVEL + 1), np.int64),
-            "invalid": np.zeros((), np.int64),
-        }
-        self._on_device: dict[str, Array] = {}
+        self._counted = CountTables(
+            {
+                "top": np.zeros((bins, 4), np.int64),
+                "bands": np.zeros((bands, bins, 4), np.int64),
+                "classes": np.zeros((self.channels, bins, 4), np.int64),
+                # boundary zone, mask value, 16-bit level
+                "levels": np.zeros((bands + 1, 2, MAX_LEVEL + 1), np.int64),
+                "invalid": np.zeros((), np.int64),
+            }
+        )
         self.rows = RowTable(len(ROW_SCALARS) + bins)
         self.raw: list[tuple[Array, Array]] = []
         self._raw_pixels = 0
-        # Pixels (of every channel for multi-label maps), void ones included: in all, and since the last carry.
-        self._pixels = self._uncarried = 0
+        self._pixels = 0
+        """Pixels of every channel for multi-label maps, void ones included."""
 
     @property
     def tables(self) -> dict[str, Ints]:
         """All counts by table; those on an accelerator are fetched."""
-        waiting, self._on_device = self._on_device, {}
-        for name, table in waiting.items():
-            self._add(name, to_host(table))
-        return self._tables
+        return self._counted.fetch()
 
     # ------------------------------------------------------------------ updates
 
@@ -121,8 +117,7 @@ class Sketch:
         total = add_pixels(self._pixels, self._weight(batch, pixels))
         if on_host(values):  # elsewhere the check would stall the device: `compute` raises instead
             check_values(values, valid, logits, self.softmax, chunk)
-        tables, on_device, raw = dict(self._tables), dict(self._on_device), list(self.raw)
-        before = {**vars(self), "_tables": tables, "_on_device": on_device, "raw": raw}
+        before = {**vars(self), "_counted": self._counted.copy(), "raw": list(self.raw)}
         try:
             images = max(1, chunk // max(pixels, 1))
             groups = [slice(first, first + images) for first in range(0, batch, images)]
@@ -164,8 +159,8 @@ class Sketch:
                 table,
                 scores,
             )
-        self._add("top", table.sum(0))
-        self._carry_if_large(self._weight(images, pixels))
+        self._counted.add("top", table.sum(0))
+        self._counted.carry_if_large(self._weight(images, pixels))
         return rows_of(table, scores)
 
     def _to_probabilities(self, values: Array, logits: bool) -> Array:
@@ -194,7 +189,7 @@ class Sketch:
         if counting is not None and zones is None:
             tables = counting.small_tables(values[:, 0], labels[:, 0], valid, self.bins)
             table += tables[:, 0]
-            self._add("classes", tables[:, 1:].sum(0))
+            self._counted.add("classes", tables[:, 1:].sum(0))
             return
         confidence, correct = top_label(values, labels, self.softmax)
         confidence, correct = confidence.reshape(group, -1), correct.reshape(group, -1)
@@ -209,18 +204,18 @@ class Sketch:
             tally(equal_width_index(value, self.bins), value, outcome, valid, self.bins)
             for value, outcome in self._channel_outcomes(values, labels)
         ]
-        self._add("classes", xp.stack(classes))
+        self._counted.add("classes", xp.stack(classes))
 
     def add_invalid(self, bad: Array) -> None:
         """Count invalid pixels; if there are any, no result can be computed."""
         bad_pixels = bad.sum()
-        self._add("invalid", np.asarray(bad_pixels) if on_host(bad) else bad_pixels)
+        self._counted.add("invalid", np.asarray(bad_pixels) if on_host(bad) else bad_pixels)
 
     def _count_bands(self, zones: Array, bin_: Array, confidence: Array, correct: Array, keep: Array | None) -> None:
         """Count the pixels of each boundary band; a pixel of zone 0 lies in every band."""
         size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
         by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).reshape(-1, self.bins, 4)
-        self._add("bands", by_zone.cumsum(0)[:-1])
+        self._counted.add("bands", by_zone.cumsum(0)[:-1])
 
     def _channel_outcomes(self, values: Array, labels: Array) -> Iterator[tuple[Array, Array]]:
         """Yield each class with its probabilities and whether a pixel is of that class, (B, P) each."""
@@ -253,10 +248,10 @@ class Sketch:
         for channel, value in enumerate(values):
             outcome = outcomes[0] == channel if self.softmax else outcomes[channel] == 1
             fine.append(fine_tally(value, outcome, self._steps))
-        self._add("fine", namespace(values).stack(fine))
+        self._counted.add("fine", namespace(values).stack(fine))
         if self.softmax:
             confidence, correct = top_label(values[None], cast(outcomes, "int64"), True)
-            self._add("fine_top", fine_tally(confidence[0], correct[0], STEPS_SIGMOID))
+            self._counted.add("fine_top", fine_tally(confidence[0], correct[0], STEPS_SIGMOID))
 
     def add_levels(self, counts: Ints) -> None:
         """Add 8- or 16-bit foreground maps that were counted by level; add their per-image rows with ``add_rows``.
@@ -270,7 +265,7 @@ class Sketch:
         total = add_pixels(self._pixels, total_count(counts))
         stride = MAX_LEVEL // (counts.shape[2] - 1)
         # Without zones, every pixel counts as outside the bands.
-        self._tables["levels"][-len(counts) :, :, ::stride] += counts
+        self._counted.host["levels"][-len(counts) :, :, ::stride] += counts
         self._pixels = total
 
     def add_rows(self, rows: Floats) -> None:
@@ -279,16 +274,7 @@ class Sketch:
 
     def carry(self) -> None:
         """Take the whole numbers out of the limbs of every sum, which then stay far from the end of int64."""
-        for tables in (self._tables, self._on_device):
-            for name in set(_SUM_TABLES) & tables.keys():
-                tables[name], whole = carry(tables[name])
-                self._add(f"{name}_whole", whole)
-        self._uncarried = 0
-
-    def _carry_if_large(self, pixels: int) -> None:
-        self._uncarried += pixels
-        if self._uncarried > _CARRY_EVERY:
-            self.carry()
+        self._counted.carry()
 
     def bin_pixels(self) -> None:
         """Replace the kept pixels by fine bins, whatever their number."""
@@ -302,15 +288,7 @@ class Sketch:
     @property
     def is_binned(self) -> bool:
         """Whether pixels of float maps are counted in fine bins."""
-        return "fine" in self._tables or "fine" in self._on_device
-
-    def _add(self, name: str, table: Array) -> None:
-        """Add to a table in memory, or to its part on an accelerator."""
-        tables: dict[str, Array] = self._tables if on_host(table) else self._on_device
-        old = tables.get(name)
-        if old is not None:
-            table = np.asarray(old + table) if on_host(table) else old.to(table.device) + table
-        tables[name] = table
+        return "fine" in self._counted
 
     # ------------------------------------------------------------------ combining
 
@@ -320,9 +298,7 @@ class Sketch:
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(f"cannot merge: {name} is {getattr(self, name)} here and {getattr(other, name)} there")
         self._pixels = add_pixels(self._pixels, other._pixels)
-        for name, table in [*other._tables.items(), *other._on_device.items()]:
-            self._add(name, table)
-        self._carry_if_large(other._uncarried)
+        self._counted.merge(other._counted)
         self.rows.extend(other.rows)
         self.raw += other.raw
         self._raw_pixels += other._raw_pixels
@@ -331,9 +307,8 @@ class Sketch:
     def copy(self) -> Sketch:
         """Return a sketch with the same counts."""
         new = copy.copy(self)
-        # Other tables are replaced when they change.
-        new._tables = {**self._tables, "levels": self._tables["levels"].copy()}
-        new._on_device = dict(self._on_device)
+        new._counted = self._counted.copy()
+        new._counted.host["levels"] = new._counted.host["levels"].copy()  # the only table that is changed in place
         new.rows, new.raw = self.rows.copy(), list(self.raw)
         return new
 
@@ -351,7 +326,7 @@ class Sketch:
         """Replace the state by the ``state_dict`` of a sketch with the same settings, in arrays or tensors."""
         arrays = {name: to_host(value) for name, value in state.items() if name != "raw_pixels"}
         for name in ("top", "classes"):
-            own, given = self._tables[name].shape, tuple(arrays[name].shape)
+            own, given = self._counted.host[name].shape, tuple(arrays[name].shape)
             if own != given:
                 raise ValueError(f"state of shape {given} for {name}; expected {own}")
         rows, *raw = (arrays.pop(name, None) for name in ("rows", "raw_values", "raw_outcomes"))
@@ -360,8 +335,8 @@ class Sketch:
             if (table < 0).any():
                 raise ValueError(f"state with negative numbers in {name}; expected counts that did not overflow")
         self._pixels = add_pixels(total_count(tables["top"][:, :2]), total_count(tables["levels"]))
-        self._tables, self._on_device, self._uncarried = tables, {}, 0
-        self._carry_if_large(self._pixels)
+        self._counted = CountTables(tables)
+        self._counted.carry_if_large(self._pixels)
         self.rows = RowTable(len(ROW_SCALARS) + self.bins)
         self.rows.append(rows)
         self.raw = [(raw[0], raw[1])] if raw[0] is not None else []
@@ -387,19 +362,13 @@ class Sketch:
 
     def counts(self, name: str) -> tuple[Ints, Floats, Ints]:
         """Return pixels, sum of values and pixels with outcome 1 of every bin of a table, from float maps alone."""
-        table, whole = self._carried(name)
+        table, whole = self._counted.carried(name)
         pixels, hits, sums = table[..., 0] + table[..., 1], table[..., 1], limbs_to_float(table[..., 2:])
         return pixels, sums + whole, hits
 
-    def _carried(self, name: str) -> tuple[Ints, Ints]:
-        """Return a table and its whole numbers, the same however often and when they were carried before."""
-        table, whole = carry(self.tables[name])
-        more = self.tables.get(f"{name}_whole")
-        return table, whole if more is None else whole + more
-
     def level_counts(self, zone: int | None = None) -> Ints:
         """Return the histogram (2, 65536) of the integer maps by mask value and level, for one zone or for all."""
-        levels = self._tables["levels"]
+        levels = self._counted.host["levels"]
         return np.asarray(levels.sum(axis=0) if zone is None else levels[zone])
 
     def class_atoms(self, channel: int) -> tuple[Floats, Ints, Ints]:
@@ -423,7 +392,7 @@ class Sketch:
             value = to_host(flat[channel])
             parts.append((value, np.ones(len(value), np.int64), to_host(hit).astype(np.int64)))
         if self.is_binned:
-            table, whole = self._carried("fine")
+            table, whole = self._counted.carried("fine")
             parts.append(fine_atoms(table[channel], whole[channel]))
         return concatenate_atoms(parts)
 
@@ -444,21 +413,5 @@ class Sketch:
             value = to_host(confidence[0])
             parts.append((value, np.ones(len(value), np.int64), to_host(correct[0]).astype(np.int64)))
         if self.is_binned:
-            parts.append(fine_atoms(*self._carried("fine_top")))
+            parts.append(fine_atoms(*self._counted.carried("fine_top")))
         return concatenate_atoms(parts)
-
-
-def top_label(values: Array, labels: Array, softmax: bool) -> tuple[Array, Array]:
-    """Return the confidence of the winning class and whether it is right.
-
-    A foreground probability of exactly 0.5 predicts background; tied classes go to the first.
-    """
-    if softmax:
-        winner = values.argmax(1)
-        return take(values, winner), winner == labels
-    return namespace(values).maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
-
-
-def equal_width_index(value: Array, bins: int) -> Array:
-    """Return the equal-width bin [l, u) of every value in [0, 1]; 1.0 lies in the last."""
-    return cast(value * bins, "int64").clip(None, bins - 1)

@@ -8,8 +8,8 @@ import numpy as np
 
 from densecal.metrics.arrays import is_tensor, sigmoid
 from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.fine_bins import equal_width_index
 from densecal.metrics.levels import NLL_FLOOR
-from densecal.metrics.sketch import equal_width_index
 from densecal.posthoc.base import Batch, Batches, Calibrator
 from densecal.posthoc.logit_histogram import LogitHistogram
 

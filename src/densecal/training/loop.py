@@ -24,7 +24,8 @@ from densecal.io.documents import read_yaml
 from densecal.io.run_files import CALIBRATOR_FILES, run_files
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
-from densecal.metrics.calibration import CalibrationMeter, CalibrationResult
+from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.calibration_result import CalibrationResult
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
