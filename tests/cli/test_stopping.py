@@ -18,6 +18,14 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _not_ignored():
+    """A shell starts jobs in the background with SIGINT ignored, and the tests may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_an_error_that_ctrl_c_causes_is_no_error(monkeypatch: pytest.MonkeyPatch):
     def half_imported() -> None:
         try:
