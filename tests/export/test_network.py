@@ -352,25 +352,27 @@ def test_rounding_at_the_edge_of_a_step_is_no_disagreement():
     z[0, 0, 0, 0] = -1e-6  # the file may see it at +1e-6, on the other side of the edge at 0
     file = torch.from_numpy(expected(z.double().numpy())).float()
     file[0, 0, 0, 0] = 0.7
-    found = export.network.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator)
+    found = export.comparison.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator)
     assert (found.difference, found.on_steps) == (pytest.approx(0, abs=1e-6), 1)
     for wrong in (0.75, 0.1):  # on neither side of that edge
         file[0, 0, 0, 0] = wrong
-        assert export.network.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator).difference > 0.04
+        assert export.comparison.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator).difference > 0.04
     z[0, 0, 0, 0] = -0.01  # too far from the edge for rounding
     file[0, 0, 0, 0] = 0.7
-    assert export.network.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator).difference == pytest.approx(0.5)
+    assert export.comparison.compare_batch(file, z, torch.zeros(1, 3, 8, 8), calibrator).difference == pytest.approx(
+        0.5
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nothing_but_numbers_agrees(bad):
     z = torch.zeros(1, 1, 8, 8)
     file = torch.full_like(z, 0.5)
-    assert export.network.compare_batch(file, z, torch.zeros(1, 3, 8, 8), None).difference == 0
+    assert export.comparison.compare_batch(file, z, torch.zeros(1, 3, 8, 8), None).difference == 0
     file[0, 0, 3, 3] = bad
-    assert export.network.compare_batch(file, z, torch.zeros(1, 3, 8, 8), None).difference == np.inf
+    assert export.comparison.compare_batch(file, z, torch.zeros(1, 3, 8, 8), None).difference == np.inf
     assert (
-        export.network.compare_batch(torch.full((1, 1, 8, 9), 0.5), z, torch.zeros(1, 3, 8, 8), None).difference
+        export.comparison.compare_batch(torch.full((1, 1, 8, 9), 0.5), z, torch.zeros(1, 3, 8, 8), None).difference
         == np.inf
     )
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 from sklearn.metrics import confusion_matrix, f1_score, jaccard_score
 
-from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, SegmentationResult, count_levels
+from densecal.metrics.confusion import ConfusionMeter
+from densecal.metrics.segmentation import SegmentationMeter, SegmentationResult, count_levels
 from tests.oracles.pysodmetrics import pysodmetrics_scores
 
 Map = NDArray[Any]

@@ -27,6 +27,7 @@ CORE = (
     "prediction/tiles.py",
     "training/checkpoint.py",
     "training/loop.py",
+    "training/run_folder.py",
     "training/schedule.py",
     "training/averaging.py",
     "models/dropout.py",

@@ -45,9 +45,10 @@ from densecal.prediction.predictor import load_predictor
 from densecal.report.inputs import read_inputs
 from densecal.training import checkpoint
 from densecal.training.config import dump_config, load_config
-from densecal.training.loop import save_checkpoint, train_epoch
+from densecal.training.loop import train_epoch
 from densecal.training.restoring import check_epoch, restore
 from densecal.training.run import assemble, create_fabric
+from densecal.training.run_folder import save_checkpoint
 from densecal.training.samples import open_data
 from tests.posthoc.test_storage import KINDS, fitted_calibrator
 from tests.soak import mutations

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from densecal.errors import InputError
-from densecal.training.config import OptimConfig
 from densecal.training.optimizers import create_optimizers
+from densecal.training.sections import OptimConfig
 
 
 class Network(nn.Module):

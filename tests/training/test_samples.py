@@ -6,8 +6,8 @@ import torch
 
 from densecal.errors import InputError
 from densecal.runtime.prefetch import prefetch
-from densecal.training.config import DataConfig
 from densecal.training.samples import ArraySamples, epoch_batches, open_data, open_parts, to_device, validation_batches
+from densecal.training.sections import DataConfig
 from tests.data import published, samples
 
 

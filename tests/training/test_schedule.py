@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
-from densecal.training.config import OptimConfig, load_config, recipes
+from densecal.training.config import load_config, recipes
 from densecal.training.schedule import learning_rate, stage_position
+from densecal.training.sections import OptimConfig
 
 
 def test_paper_and_code_schedules(vectors):

@@ -16,8 +16,9 @@ from densecal.errors import InputError, Preempted
 from densecal.models.registry import ARCHITECTURES
 from densecal.prediction.predictor import load_predictor
 from densecal.training import loop, samples
-from densecal.training.config import Config, MethodConfig, load_config
+from densecal.training.config import Config, load_config
 from densecal.training.loop import train
+from densecal.training.sections import MethodConfig
 from tests.training.common import command, end_state, log_lines, run, run_here, run_signalled, small_config
 
 TWO_STAGES = (

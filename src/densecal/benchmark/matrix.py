@@ -12,7 +12,7 @@ from densecal import methods
 from densecal.errors import InputError
 from densecal.evaluation.record import VALIDATION
 from densecal.io.documents import read_yaml
-from densecal.training.config import Positive, Section
+from densecal.training.sections import Positive, Section
 
 REFERENCE = "bce"
 """The label that tuned methods are compared with, and the horizontal line in figures."""

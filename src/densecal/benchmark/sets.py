@@ -20,7 +20,8 @@ from densecal.evaluation.record import VALIDATION
 from densecal.evaluation.shift import shifted_set
 from densecal.io.groups import Groups
 from densecal.runtime.progress import Progress, silent
-from densecal.training.config import Config, DataConfig
+from densecal.training.config import Config
+from densecal.training.sections import DataConfig
 
 _STRIPPED_AT_ONCE = 64
 

@@ -31,8 +31,8 @@ from densecal.io.atomic import write_text
 from densecal.runtime.cores import cores
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.pool import environment, start_worker
-from densecal.training.config import DataConfig
 from densecal.training.samples import open_data
+from densecal.training.sections import DataConfig
 
 POLL_SECONDS = 0.5
 REPORT_SECONDS = 0.2

@@ -21,7 +21,7 @@ from densecal.cli.common import (
 from densecal.errors import InputError, Preempted
 
 if TYPE_CHECKING:
-    from densecal.training.config import DataConfig
+    from densecal.training.sections import DataConfig
 
 
 @app.command()

@@ -15,8 +15,9 @@ from densecal.io.masks import VOID, refuse_labels
 from densecal.io.slabs import LargePair
 from densecal.metrics.calibration import CalibrationMeter
 from densecal.metrics.cases import AGGREGATIONS, sum_classes
+from densecal.metrics.confusion import ConfusionMeter
 from densecal.metrics.min_max import LEVELS
-from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
+from densecal.metrics.segmentation import SegmentationMeter, count_levels
 
 Array = NDArray[Any]
 

@@ -29,8 +29,8 @@ from densecal.metrics.overlap import level_overlaps
 from densecal.metrics.segmentation import SegmentationMeter
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, retitle, silent
-from densecal.training.config import DataConfig
 from densecal.training.samples import SceneSource, open_parts
+from densecal.training.sections import DataConfig
 
 ENTROPY_BINS = 100
 SCORED_AT_ONCE = 256

@@ -32,6 +32,7 @@ from densecal.evaluation.repair import RepairSums
 from densecal.evaluation.worker import Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
+from densecal.metrics.confusion import ConfusionMeter
 from densecal.metrics.consistency import consistency
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
@@ -39,7 +40,7 @@ from densecal.metrics.levels import ROW_SCALARS
 from densecal.metrics.overlap import overlap_intervals, overlap_means
 from densecal.metrics.poisson import PoissonTable
 from densecal.metrics.regions import regions
-from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter
+from densecal.metrics.segmentation import SegmentationMeter
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter

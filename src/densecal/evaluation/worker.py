@@ -24,13 +24,14 @@ from densecal.io.row_chunks import row_chunks
 from densecal.io.slabs import LargePair, open_large
 from densecal.io.urls import fetch_ahead
 from densecal.metrics.cases import case_confidences, class_row, confusion_rows, sum_classes, sum_where
+from densecal.metrics.confusion import ConfusionMeter
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ZONES, boundary_zones, level_rows
 from densecal.metrics.overlap import class_overlap, foreground_overlap, overlap_of
 from densecal.metrics.regions import boundary_rows, fill_interior, object_size
-from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, count_levels
+from densecal.metrics.segmentation import SegmentationMeter, count_levels
 
 if TYPE_CHECKING:
     from densecal.metrics.calibration import CalibrationMeter

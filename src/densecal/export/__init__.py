@@ -1,16 +1,8 @@
 """A model and its calibrator in one ONNX file: networks of this library, and anybody's ONNX files."""
 
+from densecal.export.comparison import TOLERANCE, Comparison, ExportError, compare, pictures
 from densecal.export.graph import Folded, fold_calibrator
-from densecal.export.network import (
-    TOLERANCE,
-    Comparison,
-    Export,
-    ExportError,
-    compare,
-    export_model,
-    export_run,
-    pictures,
-)
+from densecal.export.network import Export, export_model, export_run
 
 __all__ = [
     "TOLERANCE",

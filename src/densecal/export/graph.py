@@ -15,18 +15,8 @@ from torch import Tensor, nn
 
 from densecal import __version__, posthoc
 from densecal.errors import InputError
-from densecal.export.network import (
-    MAX_BYTES,
-    OPSET,
-    TOLERANCE,
-    ExportError,
-    PreciseTails,
-    compare_batch,
-    describe_classes,
-    pictures,
-    quiet_exporter,
-    require_packages,
-)
+from densecal.export.comparison import TOLERANCE, ExportError, compare_batch, pictures
+from densecal.export.network import MAX_BYTES, OPSET, PreciseTails, describe_classes, quiet_exporter, require_packages
 from densecal.io.atomic import write_atomically
 from densecal.posthoc import Calibrator
 from densecal.posthoc.logit_histogram import P_CLIP

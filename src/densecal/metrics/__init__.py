@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from densecal.metrics.bootstrap import intervals, paired_intervals
     from densecal.metrics.calibration import CalibrationMeter, calibration_errors
     from densecal.metrics.calibration_result import CalibrationResult
+    from densecal.metrics.confusion import ConfusionMeter
     from densecal.metrics.curves import ReliabilityCurve
-    from densecal.metrics.segmentation import ConfusionMeter, SegmentationMeter, SegmentationResult
+    from densecal.metrics.segmentation import SegmentationMeter, SegmentationResult
 
 _MODULE_OF = {
     "CalibrationMeter": "calibration",
     "CalibrationResult": "calibration_result",
-    "ConfusionMeter": "segmentation",
+    "ConfusionMeter": "confusion",
     "ReliabilityCurve": "curves",
     "SegmentationMeter": "segmentation",
     "SegmentationResult": "segmentation",

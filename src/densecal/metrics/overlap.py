@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from densecal.metrics.segmentation import ConfusionMeter
+from densecal.metrics.confusion import ConfusionMeter
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Segmentation scores: F, E, S, weighted F and MAE by PySODMetrics' conventions, IoU, Dice and K-class mIoU."""
+"""Segmentation scores of foreground maps: F, E, S, weighted F and MAE by PySODMetrics' conventions, IoU and Dice."""
 
 from __future__ import annotations
 
@@ -99,20 +99,6 @@ class SegmentationResult:
     def as_dict(self) -> dict[str, float]:
         """Return the scalars by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in CURVES}
-
-
-@dataclass(frozen=True)
-class ConfusionResult:
-    """Scores of K-class label maps; means are over the classes that occur in truth or prediction."""
-
-    miou: float
-    iou: Floats  # (K,), nan for a class that does not occur
-    accuracy: float
-    dice: float
-
-    def as_dict(self) -> dict[str, float | list[float]]:
-        """Return the scores by name, ``iou`` as a list over classes."""
-        return {"miou": self.miou, "iou": self.iou.tolist(), "accuracy": self.accuracy, "dice": self.dice}
 
 
 class SegmentationMeter(SumMeter):
@@ -300,58 +286,6 @@ class SegmentationMeter(SumMeter):
             recall=recall,
             f_curve=f,
             e_curve=e,
-        )
-
-
-class ConfusionMeter(SumMeter):
-    """Count the pixels of every (true class, predicted class) pair over all images.
-
-    Args:
-        num_classes: K.
-    """
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self._sums = ExactSums({"matrix": np.zeros((num_classes, num_classes), dtype=np.int64)})
-
-    @locked
-    def update(
-        self,
-        predicted: NDArray[np.integer[Any]],
-        labels: NDArray[np.integer[Any]],
-        ignore_index: int | None = None,
-    ) -> None:
-        """Add label maps of any shape; pixels whose true label is ``ignore_index`` do not count."""
-        if predicted.shape != labels.shape:
-            raise ValueError(f"predicted: found shape {predicted.shape}; expected {labels.shape}, as the labels")
-        if ignore_index is not None:
-            valid = labels != ignore_index
-            predicted, labels = predicted[valid], labels[valid]
-        K = self.num_classes
-        for name, classes in (("predicted", predicted), ("labels", labels)):
-            if classes.size and not (classes.min() >= 0 and classes.max() < K):
-                raise ValueError(f"{name}: found {classes.min()} to {classes.max()}; expected 0 to {K - 1}")
-        key = labels.astype(np.intp).ravel() * K + predicted.astype(np.intp).ravel()
-        self._sums.add({"matrix": np.bincount(key, minlength=K * K).reshape(K, K)})
-
-    @locked
-    def compute(self) -> ConfusionResult:
-        """Return the scores over all pixels so far; nan where there are no pixels to decide."""
-        matrix = self._sums.values()["matrix"]
-        hits = matrix.diagonal().astype(np.float64)
-        either = matrix.sum(axis=0) + matrix.sum(axis=1)
-        occurs = either > 0
-        iou, dice = np.full((2, self.num_classes), np.nan)
-        iou[occurs] = hits[occurs] / (either - hits)[occurs]
-        dice[occurs] = 2 * hits[occurs] / either[occurs]
-        if not occurs.any():
-            return ConfusionResult(math.nan, iou, math.nan, math.nan)
-        return ConfusionResult(
-            miou=float(iou[occurs].mean()),
-            iou=iou,
-            accuracy=float(hits.sum() / matrix.sum()),
-            dice=float(dice[occurs].mean()),
         )
 
 

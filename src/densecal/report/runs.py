@@ -26,8 +26,9 @@ from densecal.training.logs import read_log
 if TYPE_CHECKING:
     from densecal.evaluation.folders import Evaluation
     from densecal.evaluation.model import ImageSet
-    from densecal.training.config import Config, DataConfig
+    from densecal.training.config import Config
     from densecal.training.samples import Part
+    from densecal.training.sections import DataConfig
 
 EXTREMES = 8
 """Images shown with the highest alpha, and with the lowest."""

@@ -14,7 +14,7 @@ from densecal.benchmark.matrix import REFERENCE, MethodEntry
 from densecal.benchmark.plan import PLAIN
 from densecal.errors import InputError
 from densecal.io.documents import parse_yaml
-from densecal.training.config import Section
+from densecal.training.sections import Section
 
 MAPS = "maps"
 """The source of rows that are published maps, in place of a matrix."""

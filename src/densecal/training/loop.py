@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,10 +17,7 @@ from torch import Tensor
 from densecal.data.augment import at_random_size, augment
 from densecal.data.informationless import choose_samples, without_information
 from densecal.errors import InputError, Preempted
-from densecal.io.atomic import write_text
-from densecal.io.csv_rows import csv_rows
-from densecal.io.documents import read_yaml
-from densecal.io.run_files import CALIBRATOR_FILES, run_files
+from densecal.io.run_files import CALIBRATOR_FILES
 from densecal.methods import Method
 from densecal.methods.adaptive import Adaptive
 from densecal.metrics.calibration import CalibrationMeter
@@ -31,11 +27,12 @@ from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import check_variables, join_after_restart, meeting
 from densecal.training import checkpoint
-from densecal.training.config import Config, dump_config, first_difference, parse_config
+from densecal.training.config import Config
 from densecal.training.logs import Log
 from densecal.training.preemption import Position, stop_when_asked
-from densecal.training.restoring import POSITION, START, WEIGHTS, check_epoch, hash_names, restore
+from densecal.training.restoring import check_epoch, restore
 from densecal.training.run import PATIENCE, Run, create_fabric, open_run
+from densecal.training.run_folder import check_run_folder, newest_checkpoint, save_checkpoint, write_config
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate, stage_position
 from densecal.training.stages import (
@@ -73,7 +70,7 @@ def train(
         Preempted: SIGTERM or Ctrl-C. ``resume`` continues at the next step, or with several processes after the
             last finished epoch.
     """
-    _check_run_folder(config, out, resume)
+    check_run_folder(config, out, resume)
     first_stage = None if start is None else read_first_stage(config, start)
     is_new = not out.exists()
     check_variables()
@@ -95,7 +92,7 @@ def train(
 def _train(
     config: Config, out: Path, resume: bool, progress: Progress, fabric: Fabric, first_stage: FirstStage | None
 ) -> CalibrationResult | None:
-    saved = _newest_checkpoint(out, resume, fabric)
+    saved = newest_checkpoint(out, resume, fabric)
     if saved is not None:
         if first_stage is not None:
             check_first_stage(out, saved, first_stage)
@@ -138,19 +135,6 @@ def _train(
     return result
 
 
-def _newest_checkpoint(out: Path, resume: bool, fabric: Fabric) -> checkpoint.Checkpoint | None:
-    """Complete what a kill left of a save, and return the newest checkpoint to resume from."""
-    if fabric.global_rank == 0:
-        checkpoint.recover(out / "checkpoints")
-    fabric.barrier()
-    saved, problems = checkpoint.load_newest(out / "checkpoints") if resume else (None, [])
-    if saved is None and problems:
-        raise InputError(out / "checkpoints", problems[0], "a sound checkpoint, or none to start again")
-    for problem in problems:
-        warnings.warn(f"{problem}; the checkpoint before it is used", stacklevel=3)
-    return saved
-
-
 def _begin(
     run: Run,
     out: Path,
@@ -169,7 +153,7 @@ def _begin(
         _take_over(run, first_stage, progress)
     log.keep(epoch)
     if run.fabric.global_rank == 0:
-        _write_config(run.config, out / "config.yaml")
+        write_config(run.config, out / "config.yaml")
         for name in CALIBRATOR_FILES:  # that of a shorter run, if it is being extended
             (out / name).unlink(missing_ok=True)
         if saved is None and first_stage is not None:  # a kill from here on leaves a run that can be resumed
@@ -195,12 +179,6 @@ def _take_over(run: Run, first_stage: FirstStage, progress: Progress) -> None:
     run.method.start_epoch(run.config.optim.epochs - 1)
     run.method.after_epoch(result)  # as at the end of a first stage of its own
     run.first_stage = {**first_stage.origin, "accuracy": result.accuracy}
-
-
-def _write_config(config: Config, path: Path) -> None:
-    """Write the configuration, unless the file there says the same: it may be the recipe that was read."""
-    if not path.exists() or parse_config(read_yaml(path, "the configuration of the run"), str(path)) != config:
-        write_text(path, dump_config(config))
 
 
 def _warn_of_long_warmup(run: Run) -> None:
@@ -383,60 +361,3 @@ def _progress_figures(
     means = {name.removesuffix("_mean"): value for name, value in method.statistics().items() if name.endswith("_mean")}
     figures = {"loss": loss, "ECE": result.ece_ew, "accuracy": result.accuracy, **means}
     return figures | {"images_per_second": images_per_second, "seconds_left": seconds_left}
-
-
-def save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improved: bool) -> None:
-    """Save the state after so many epochs, and as the best checkpoint too if the run improved."""
-    training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
-    if run.average is not None:
-        training[WEIGHTS] = run.network.state_dict()
-        if run.config.two_stage:  # otherwise those that the network is built with
-            training[START] = run.average.start
-    if run.position is not None:
-        training[POSITION] = run.position.state()
-    meta = {
-        "epoch": epochs,
-        "best": best_brier,
-        "samples": hash_names(run),
-        "config": run.config.model_dump(mode="json"),
-    }
-    if run.first_stage is not None:
-        meta["first_stage"] = run.first_stage
-    # the checkpoint comes last: after a kill before it, the epoch is repeated and the table written again
-    if isinstance(run.method, Adaptive):
-        _write_values(run.method, run.data.train.names, out / "alpha.csv")
-    last = out / "checkpoints" / "last"
-    best_folder = last.with_name("best") if improved else None
-    weights = run.kept_network.state_dict()
-    checkpoint.save(last, weights, run.method.state_dict(), training, meta, best_folder)
-
-
-def _write_values(method: Adaptive, names: list[str], path: Path) -> None:
-    """Write the value of each training image as a table."""
-    values = getattr(method, method.VALUE).tolist()
-    rows = [{"name": name, "value": f"{value:.9g}"} for name, value in zip(names, values, strict=True)]
-    write_text(path, csv_rows(rows))
-
-
-def _extended(before: Config, now: Config) -> Config:
-    """Return the configuration of a run of one stage, with more epochs if it is resumed with more."""
-    if now.optim.epochs <= before.optim.epochs or now.two_stage or before.two_stage:
-        return before
-    return before.model_copy(update={"optim": before.optim.model_copy(update={"epochs": now.optim.epochs})})
-
-
-def _check_run_folder(config: Config, out: Path, resume: bool) -> None:
-    """Raise an error if the folder holds a run and it is not resumed with the settings it was started with."""
-    path = out / "config.yaml"
-    if not os.path.lexists(path):  # a loop of links exists too
-        foreign = [file for file in run_files(out) if os.path.lexists(file)]
-        if foreign:
-            raise InputError(foreign[0], "a file of something else, without config.yaml", "a new folder for the run")
-        return
-    if not resume:
-        raise InputError(out, "already holds a run", "--resume to continue it, or another folder")
-    before = parse_config(read_yaml(path, "the configuration of the run"), str(path))
-    difference = first_difference(_extended(before, config), config)
-    if difference is not None:
-        key, was, now = difference
-        raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings, to resume it")

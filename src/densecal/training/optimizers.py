@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from densecal.errors import InputError
-from densecal.training.config import OptimConfig
+from densecal.training.sections import OptimConfig
 
 MAIN = "main"
 

@@ -20,7 +20,7 @@ from densecal.data.sources import SampleSource
 from densecal.errors import InputError
 from densecal.io.groups import Groups
 from densecal.runtime.progress import Progress, retitle, silent
-from densecal.training.config import DataConfig, ScenesConfig
+from densecal.training.sections import DataConfig, ScenesConfig
 
 PURPOSES = ("training", "validation")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from densecal.training.config import OptimConfig
+from densecal.training.sections import OptimConfig
 
 WARMUP_START = 0.01
 """Share of the rate at which a warm-up begins."""

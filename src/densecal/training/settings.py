@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from densecal import methods, posthoc
 from densecal.errors import InputError
 from densecal.models import architectures
-from densecal.training.config import Config, Section
+from densecal.training.config import Config
+from densecal.training.sections import Section
 
 _INTRODUCTION = """\
 # Settings of `densecal train`

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from densecal.runtime.cores import cores, create_load_meter
-from densecal.training.config import EngineConfig
+from densecal.training.sections import EngineConfig
 
 SECONDS_BETWEEN_LOOKS = 2.0
 LOOKS = 3
