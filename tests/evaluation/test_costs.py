@@ -8,11 +8,10 @@ import pytest
 
 from densecal.errors import InputError
 from densecal.evaluation.folders import compute, evaluate, score_folder
-from densecal.evaluation.measures import ExpectedCost
 from densecal.evaluation.partial import merge_partials, write_partial
 from densecal.evaluation.record import Record
 from densecal.evaluation.worker import Settings
-from densecal.metrics.cost import Prices
+from densecal.metrics.cost import ExpectedCost, Prices
 from densecal.report.measure_sections import cost_rows, with_costs
 from tests.metrics.test_regions import scene, write
 

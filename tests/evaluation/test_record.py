@@ -10,7 +10,7 @@ import pytest
 
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, RiskCoverage
-from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram
+from densecal.evaluation.measures import Consistency, Region, SmoothDiagram
 from densecal.evaluation.record import (
     SCHEMA,
     Calibration,
@@ -34,6 +34,7 @@ from densecal.evaluation.record import (
 from densecal.evaluation.schema import record_schema
 from densecal.io.atomic import round_floats
 from densecal.metrics.class_tables import ClassFigures
+from densecal.metrics.cost import ExpectedCost
 from tests.records import small_record
 
 

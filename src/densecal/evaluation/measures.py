@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from densecal.metrics import consistency as bands
 from densecal.metrics import regions as areas
 from densecal.metrics import smooth
 from densecal.metrics.bootstrap import intervals
-from densecal.metrics.cost import Prices, expected_cost
+from densecal.metrics.cost import ExpectedCost, Prices, expected_cost
 from densecal.metrics.curves import Atoms
 from densecal.metrics.levels import ROW_SCALARS
 
@@ -95,61 +95,6 @@ class Region:
         return cls(region.name, region.images, region.pixels, region.figures, region.ci, *ends)
 
 
-@dataclass(frozen=True)
-class ExpectedCost:
-    """What acting on a probability costs per pixel, at the prices of a miss and of a false alarm.
-
-    Attributes:
-        miss: Price of a miss.
-        false_alarm: Price of a false alarm.
-        threshold: The threshold of whoever believes the probability: false_alarm / (false_alarm + miss).
-        cost: Its cost.
-        best_threshold: The threshold with the lowest cost on these images.
-        best_cost: Its cost, which is that of ``threshold`` after the best rising recalibration.
-        cost_at_half: The cost of the threshold 0.5.
-        never: The cost of never acting.
-        always: The cost of always acting.
-        ci: 95 % interval of ``cost``.
-    """
-
-    miss: float
-    false_alarm: float
-    threshold: float
-    cost: float
-    best_threshold: float
-    best_cost: float
-    cost_at_half: float
-    never: float
-    always: float
-    ci: Interval | None = None
-
-    @classmethod
-    def of_counts(cls, tp: Sequence[int], fp: Sequence[int], pixels: tuple[int, int], prices: Prices) -> ExpectedCost:
-        """Return the cost from the counts of a record, at thresholds in equal steps from 0 to 1.
-
-        Args:
-            tp: Foreground pixels above each threshold.
-            fp: Background pixels above it.
-            pixels: All foreground and all background pixels.
-            prices: What errors cost.
-        """
-        costs = prices.miss * (pixels[0] - np.array(tp)) + prices.false_alarm * np.array(fp)
-        costs = costs / sum(pixels)
-        last = len(costs) - 1
-        best = int(np.argmin(costs))
-        return cls(
-            miss=prices.miss,
-            false_alarm=prices.false_alarm,
-            threshold=prices.threshold,
-            cost=float(costs[round(prices.threshold * last)]),
-            best_threshold=best / last,
-            best_cost=float(costs[best]),
-            cost_at_half=float(costs[last // 2]),
-            never=prices.miss * pixels[0] / sum(pixels),
-            always=prices.false_alarm * pixels[1] / sum(pixels),
-        )
-
-
 def errors_at(values: NDArray[np.generic], truth: NDArray[np.bool_], threshold: float) -> NDArray[np.float64]:
     """Return the numbers of misses and of false alarms of one image, where values above a threshold are acted on.
 
@@ -189,7 +134,7 @@ def expected_costs(
         table[:, ROW_SCALARS.index("brier")] = errors[:, k] @ (prices.miss, prices.false_alarm)
         # A cost per pixel is a ratio of sums over images, as the Brier score is.
         ci = intervals(table, groups)["brier"]
-        costs.append(ExpectedCost(**vars(expected_cost(atoms, prices)), ci=ci))
+        costs.append(replace(expected_cost(atoms, prices), ci=ci))
     return tuple(costs)
 
 

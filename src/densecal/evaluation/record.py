@@ -16,8 +16,9 @@ from typing import Any
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.codec import decode, encode
-from densecal.evaluation.measures import Consistency, ExpectedCost, Interval, Region, SmoothDiagram
+from densecal.evaluation.measures import Consistency, Interval, Region, SmoothDiagram
 from densecal.metrics.class_tables import ClassFigures
+from densecal.metrics.cost import ExpectedCost
 
 SCHEMA = 2
 """Number of the layout of the JSON. Version 0.1 wrote the same layout without a number."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import case_scores
 from densecal.evaluation.findings import FEW_LEVELS, Findings
-from densecal.evaluation.measures import Consistency, ExpectedCost, Region, SmoothDiagram, expected_costs
+from densecal.evaluation.measures import Consistency, Region, SmoothDiagram, expected_costs
 from densecal.evaluation.per_image import PerImage
 from densecal.evaluation.record import (
     Calibration,
@@ -34,6 +34,7 @@ from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
 from densecal.metrics.confusion import ConfusionMeter
 from densecal.metrics.consistency import consistency
+from densecal.metrics.cost import ExpectedCost
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.levels import ROW_SCALARS

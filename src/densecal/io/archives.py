@@ -8,9 +8,10 @@ import lzma
 import zipfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from densecal.errors import InputError
+from densecal.io.inflate import Decompressor, Inflated
 from densecal.io.urls import open_bytes
 
 MAX_DIRECTORY_BYTES = 1 << 25
@@ -20,15 +21,7 @@ MAX_RATIO = 1100
 FREE_BYTES = 1 << 20
 """Members that claim no more than this may have any ratio."""
 
-_PIECE_BYTES = 1 << 16
 _LZMA_HEADER_BYTES = 9
-
-
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class Archive:
@@ -102,8 +95,7 @@ class Member:
         self._name, self._declared, self._left = name, declared, declared
         self._crc, self._expected_crc = 0, info.CRC
         self._raw = archive.open(_as_stored(info))
-        self._decompressor = self._find_decompressor(info)
-        self._pending = b""
+        self._content = Inflated(self._raw, self._find_decompressor(info))
         if not declared:
             self._check_end()
 
@@ -115,7 +107,7 @@ class Member:
         """
         if not self._left:
             return b""
-        data = self._decompress(min(size, self._left))
+        data = self._content.read(min(size, self._left))
         if not data:
             found = f"unreadable (cut short at {self._declared - self._left:,} bytes)"
             raise InputError(self._name, found, f"{self._declared:,} bytes, as its zip file declares")
@@ -133,26 +125,13 @@ class Member:
         return content
 
     def _check_end(self) -> None:
-        if self._decompress(1):
+        if self._content.read(1):
             expected = f"{self._declared:,} bytes, as its zip file declares"
             raise InputError(self._name, f"more than {self._declared:,} bytes", expected)
         if self._crc != self._expected_crc:
             raise InputError(self._name, "unreadable (a wrong checksum)", "a complete zip member")
 
-    def _decompress(self, size: int) -> bytes:
-        """Return up to ``size`` bytes, none at the end of the compressed data."""
-        while not self._decompressor.eof:
-            data = self._decompressor.decompress(self._pending, size)
-            self._pending = getattr(self._decompressor, "unconsumed_tail", b"")
-            if data:
-                return data
-            if not self._pending:
-                self._pending = self._raw.read(_PIECE_BYTES)
-                if not self._pending:
-                    break
-        return b""
-
-    def _find_decompressor(self, info: zipfile.ZipInfo) -> _Decompressor:
+    def _find_decompressor(self, info: zipfile.ZipInfo) -> Decompressor:
         if info.compress_type == zipfile.ZIP_STORED:
             return _Stored()
         if info.compress_type == zipfile.ZIP_DEFLATED:

@@ -10,6 +10,7 @@ from 0 to 1, so that a pixel with p = 0 is never acted on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,19 +42,20 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Expected costs per pixel.
+class ExpectedCost:
+    """What acting on a probability costs per pixel, at the prices of a miss and of a false alarm.
 
     Attributes:
         miss: Price of a miss.
         false_alarm: Price of a false alarm.
-        threshold: The threshold of whoever believes the probability.
+        threshold: The threshold of whoever believes the probability: false_alarm / (false_alarm + miss).
         cost: Its cost.
-        best_threshold: The threshold with the lowest cost, on these pixels; the middle of those that act alike.
-        best_cost: Its cost: that of ``threshold`` after a perfect rising recalibration.
+        best_threshold: The threshold with the lowest cost on these images.
+        best_cost: Its cost, which is that of ``threshold`` after the best rising recalibration.
         cost_at_half: The cost of the threshold 0.5.
         never: The cost of never acting.
         always: The cost of always acting.
+        ci: 95 % interval of ``cost``.
     """
 
     miss: float
@@ -65,9 +67,36 @@ class Cost:
     cost_at_half: float
     never: float
     always: float
+    ci: tuple[float, float] | None = None
+
+    @classmethod
+    def of_counts(cls, tp: Sequence[int], fp: Sequence[int], pixels: tuple[int, int], prices: Prices) -> ExpectedCost:
+        """Return the cost from the counts of a record, at thresholds in equal steps from 0 to 1.
+
+        Args:
+            tp: Foreground pixels above each threshold.
+            fp: Background pixels above it.
+            pixels: All foreground and all background pixels.
+            prices: What errors cost.
+        """
+        costs = prices.miss * (pixels[0] - np.array(tp)) + prices.false_alarm * np.array(fp)
+        costs = costs / sum(pixels)
+        last = len(costs) - 1
+        best = int(np.argmin(costs))
+        return cls(
+            miss=prices.miss,
+            false_alarm=prices.false_alarm,
+            threshold=prices.threshold,
+            cost=float(costs[round(prices.threshold * last)]),
+            best_threshold=best / last,
+            best_cost=float(costs[best]),
+            cost_at_half=float(costs[last // 2]),
+            never=prices.miss * pixels[0] / sum(pixels),
+            always=prices.false_alarm * pixels[1] / sum(pixels),
+        )
 
 
-def expected_cost(atoms: Atoms, prices: Prices) -> Cost:
+def expected_cost(atoms: Atoms, prices: Prices) -> ExpectedCost:
     """Return what acting on a probability costs.
 
     Args:
@@ -91,7 +120,7 @@ def expected_cost(atoms: Atoms, prices: Prices) -> Cost:
     first = int(np.searchsorted(atoms.value, 0.0, side="right"))
     best = first + int(np.argmin(costs[first:]))
     ends = np.concatenate([[0.0], atoms.value, [1.0]])[best : best + 2]
-    return Cost(
+    return ExpectedCost(
         miss=prices.miss,
         false_alarm=prices.false_alarm,
         threshold=prices.threshold,

@@ -6,8 +6,8 @@ p = activation(output)                  none, sigmoid or softmax
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -122,12 +122,6 @@ def parse_preprocess(content: Any, where: str) -> Preprocess:
     Raises:
         InputError: A key is unknown or has a wrong value.
     """
-    names = [field.name for field in fields(Preprocess)]
-    if not isinstance(content, dict):
-        raise InputError(where, f"{type(content).__name__}", f"keys among {', '.join(names)}")
-    for key in content:
-        if key not in names:
-            raise InputError(f"{where}: {str(key)[:50]}", "unknown key", f"one of {', '.join(names)}")
     checks: dict[str, Callable[[Any, str], Any]] = {
         "size": _size,
         "scale": _scale,
@@ -138,7 +132,22 @@ def parse_preprocess(content: Any, where: str) -> Preprocess:
         "output": check_output,
         "activation": partial(check_choice, ACTIVATIONS),
     }
-    return Preprocess(**{key: checks[key](value, f"{where}: {key}") for key, value in content.items()})
+    return Preprocess(**check_keys(content, where, checks))
+
+
+def check_keys(content: Any, where: str, checks: Mapping[str, Callable[[Any, str], Any]]) -> dict[str, Any]:
+    """Return the content of a YAML file with every value as the check of its key returns it.
+
+    Raises:
+        InputError: The content is no mapping, a key is unknown or has a wrong value.
+    """
+    names = ", ".join(checks)
+    if not isinstance(content, dict):
+        raise InputError(where, f"{type(content).__name__}", f"keys among {names}")
+    for key in content:
+        if key not in checks:
+            raise InputError(f"{where}: {str(key)[:50]}", "unknown key", f"one of {names}")
+    return {key: checks[key](value, f"{where}: {key}") for key, value in content.items()}
 
 
 def check_choice(allowed: tuple[str, ...], value: Any, where: str) -> str:

@@ -8,7 +8,7 @@ p = activation(output)                  none, sigmoid or softmax
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.documents import read_yaml
-from densecal.prediction.preprocess import ACTIVATIONS, MAX_SIDE, check_choice, check_output, is_number, shown
+from densecal.prediction.preprocess import (
+    ACTIVATIONS,
+    MAX_SIDE,
+    check_choice,
+    check_keys,
+    check_output,
+    is_number,
+    shown,
+)
 from densecal.prediction.tiles import Tiling
 
 NORMALISATIONS = ("none", "range", "zscore")
@@ -117,15 +125,6 @@ def parse_volume_input(content: Any, where: str) -> VolumeInput:
     Raises:
         InputError: A key is unknown or has a wrong value.
     """
-    names = [field.name for field in fields(VolumeInput)]
-    if not isinstance(content, dict):
-        raise InputError(where, f"{type(content).__name__}", f"keys among {', '.join(names)}")
-    for key in content:
-        if key not in names:
-            raise InputError(f"{where}: {str(key)[:50]}", "unknown key", f"one of {', '.join(names)}")
-    for key, other in (("clip", "percentiles"), ("normalise", "mean"), ("normalise", "std")):
-        if key in content and other in content:
-            raise InputError(f"{where}: {key}", f"{other} as well", "one of them")
     checks: dict[str, Callable[[Any, str], Any]] = {
         "tile": partial(_sides, 1),
         "overlap": partial(_sides, 0),
@@ -138,7 +137,11 @@ def parse_volume_input(content: Any, where: str) -> VolumeInput:
         "output": check_output,
         "activation": partial(check_choice, ACTIVATIONS),
     }
-    return VolumeInput(**{key: checks[key](value, f"{where}: {key}") for key, value in content.items()})
+    given = check_keys(content, where, checks)
+    for key, other in (("clip", "percentiles"), ("normalise", "mean"), ("normalise", "std")):
+        if key in given and other in given:
+            raise InputError(f"{where}: {key}", f"{other} as well", "one of them")
+    return VolumeInput(**given)
 
 
 def _sides(least: int, value: Any, where: str) -> tuple[int, int, int]:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from densecal.evaluation.measures import ExpectedCost
 from densecal.evaluation.record import Record
-from densecal.metrics.cost import Prices
+from densecal.metrics.cost import ExpectedCost, Prices
 from densecal.report import measure_tables as tables
 from densecal.report.cases import distance_unit
 from densecal.report.sections import class_name, has_classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,9 +13,8 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
-from densecal.io.readers.inflate import Inflated, beside
+from densecal.io.readers.raw_values import open_values
 from densecal.io.readers.stored import FileArray, check_size, readable, refuse_key
-from densecal.io.spool import spooled
 from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete MetaImage file"
@@ -42,16 +40,14 @@ def open_metaimage(path: Path, key: str | None, max_values: int) -> Iterator[Fil
         with readable(name, _EXPECTED):
             stream = stack.enter_context(open_bytes(path))
             header = _read_header(stream, name)
-            offset = stream.tell()
-            if header["ElementDataFile"] not in ("LOCAL", "Local", "local"):
-                stream, offset = stack.enter_context(open_bytes(beside(path, header["ElementDataFile"]))), 0
             dtype, shape = _kind(header, name)
             check_size(shape, name, max_values)
             size = math.prod(shape) * dtype.itemsize
-            if header.get("CompressedData", "False").lower() == "true":
-                stream.seek(offset)
-                stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
-            elif int(header.get("HeaderSize", "0")) == -1:
+            is_local = header["ElementDataFile"] in ("LOCAL", "Local", "local")
+            detached = None if is_local else header["ElementDataFile"]
+            gzipped = header.get("CompressedData", "False").lower() == "true"
+            stream, offset = open_values(stack, path, stream, detached, gzipped, size)
+            if not gzipped and int(header.get("HeaderSize", "0")) == -1:
                 offset = stream.seek(0, 2) - size
             end = stream.seek(0, 2)
             if end < offset + size or offset < 0:

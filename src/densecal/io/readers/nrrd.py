@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,9 +13,8 @@ import numpy as np
 
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
-from densecal.io.readers.inflate import Inflated, beside
+from densecal.io.readers.raw_values import open_values
 from densecal.io.readers.stored import FileArray, check_size, readable, refuse_key
-from densecal.io.spool import spooled
 from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete NRRD file"
@@ -49,18 +47,14 @@ def open_nrrd(path: Path, key: str | None, max_values: int) -> Iterator[FileArra
         with readable(name, _EXPECTED):
             stream = stack.enter_context(open_bytes(path))
             header = _read_header(stream, name)
-            offset = stream.tell()
-            if (detached := header.get("data file", header.get("datafile"))) is not None:
-                stream, offset = stack.enter_context(open_bytes(beside(path, detached))), 0
             dtype, shape = _kind(header, name)
             check_size(shape, name, max_values)
             size = math.prod(shape) * dtype.itemsize
-            encoding = header.get("encoding", "").lower()
-            if encoding in ("gzip", "gz"):
-                stream.seek(offset)
-                stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
-            elif encoding != "raw":
+            encoding = header["encoding"].lower()
+            if encoding not in ("raw", "gzip", "gz"):
                 raise InputError(name, f"values in the encoding {encoding!r}", "raw or gzip")
+            detached = header.get("data file", header.get("datafile"))
+            stream, offset = open_values(stack, path, stream, detached, encoding != "raw", size)
             if stream.seek(0, 2) < offset + size:
                 raise InputError(name, "a file cut short", _EXPECTED)
             channels = _channels(header, len(shape), name)

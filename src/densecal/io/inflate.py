@@ -1,11 +1,8 @@
-"""What compressed volumes share: decompression in pieces, and files of values beside a header."""
+"""Decompression in pieces, for streams that may claim to become anything."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import BinaryIO, Protocol
-
-from densecal.errors import InputError
+from typing import IO, Protocol
 
 _PIECE = 1 << 16
 
@@ -26,7 +23,7 @@ class Decompressor(Protocol):
 class Inflated:
     """A compressed stream, read without ever holding more than was asked for."""
 
-    def __init__(self, stream: BinaryIO, decompressor: Decompressor) -> None:
+    def __init__(self, stream: IO[bytes], decompressor: Decompressor) -> None:
         self._stream, self._decompressor, self._pending = stream, decompressor, b""
 
     def read(self, size: int, /) -> bytes:
@@ -41,14 +38,3 @@ class Inflated:
                 if not self._pending:
                     break
         return b""
-
-
-def beside(header: Path, name: str) -> Path:
-    """Return the file of values that a header names, which lies in the same folder.
-
-    Raises:
-        InputError: The name leads elsewhere, or names several files.
-    """
-    if "/" in name or "\\" in name or name in ("", ".", "..", "LIST") or "%" in name or name.startswith("LIST "):
-        raise InputError(header, f"values in {name!r}", "one file of values in the folder of the header")
-    return header.with_name(name)

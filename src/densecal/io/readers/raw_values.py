@@ -1,0 +1,48 @@
+"""Where the plain numbers of a volume lie: behind the header or in a file beside it, as they are or compressed."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from densecal.errors import InputError
+from densecal.io.inflate import Inflated
+from densecal.io.spool import spooled
+from densecal.io.urls import open_bytes
+
+
+def open_values(
+    stack: ExitStack, header: Path, stream: BinaryIO, detached: str | None, gzipped: bool, size: int
+) -> tuple[BinaryIO, int]:
+    """Open the numbers that a header describes.
+
+    Args:
+        stack: Closes what is opened.
+        header: The file of the header.
+        stream: Its content, read up to the end of the header.
+        detached: The name of another file that holds the numbers.
+        gzipped: Whether they are compressed.
+        size: Their bytes.
+
+    Returns:
+        A file with the plain numbers, and the offset of the first.
+
+    Raises:
+        InputError: The name of the other file leads elsewhere, or names several files.
+    """
+    offset = stream.tell()
+    if detached is not None:
+        stream, offset = stack.enter_context(open_bytes(_beside(header, detached))), 0
+    if gzipped:
+        stream.seek(offset)
+        stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
+    return stream, offset
+
+
+def _beside(header: Path, name: str) -> Path:
+    """Return the file that a header names, which lies in the same folder."""
+    if "/" in name or "\\" in name or name in ("", ".", "..", "LIST") or "%" in name or name.startswith("LIST "):
+        raise InputError(header, f"values in {name!r}", "one file of values in the folder of the header")
+    return header.with_name(name)
