@@ -4,12 +4,13 @@ import warnings
 from typing import Any
 
 import numpy as np
-import py_sod_metrics
+import pytest
 from numpy.typing import NDArray
 
 
 def pysodmetrics_scores(pairs: list[tuple[NDArray[Any], NDArray[np.bool_]]]) -> dict[str, Any]:
     """Score 8-bit maps, or float maps, which PySODMetrics takes as they are."""
+    py_sod_metrics = pytest.importorskip("py_sod_metrics", reason="PySODMetrics is not installed (Python 3.14)")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         names = ("Fmeasure", "Emeasure", "Smeasure", "WeightedFmeasure", "MAE")
