@@ -74,6 +74,16 @@ def reader(name: str) -> Callable[[Path], object]:
         from densecal.io.images import read_image
 
         return lambda path: read_image(path, str(path))
+    if name == "volume to copy":
+        import nibabel  # noqa: F401
+
+        from densecal.io.volume_files import write_volume
+
+        return lambda path: write_volume(path.parent / "copy", np.zeros((1, 8, 8), np.float32), path, "predict")
+    if name == "network":
+        from densecal.prediction.volume_networks import load_volume_network
+
+        return load_volume_network
     if name == "torch file":
         import torch
 

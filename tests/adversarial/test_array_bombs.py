@@ -87,6 +87,14 @@ def test_bombs(tmp_path):
         assert peak < bombs.LIMIT_BYTES, f"{name}: {peak >> 20} MB, {outcome}"
 
 
+def test_a_map_in_the_format_of_a_volume_takes_over_no_extension_of_its_header(tmp_path):
+    write_nifti(tmp_path / "a.nii.gz")
+    outcome, peak = bombs.read_in_child("volume to copy", [tmp_path / "a.nii.gz"])["a.nii.gz"]
+    assert outcome == "read"
+    assert peak < bombs.LIMIT_BYTES, f"{peak >> 20} MB"
+    assert nibabel.load(tmp_path / "copy.nii.gz").shape == (8, 8, 1)
+
+
 def sealed(content: bytes) -> bytes:
     import google_crc32c
 

@@ -137,6 +137,19 @@ def test_files_of_torch_save(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("suffix", ["pt", "pt2"])
+def test_networks_of_pytorch(tmp_path, suffix):
+    code = zeros(DEFLATED), DEFLATED, GIGABYTE, 0
+    assert_bounded(
+        "network", tmp_path,
+        {
+            f"deflate.{suffix}": (zip_of({"a/constants.pkl": code}), "no more than"),
+            f"declared.{suffix}": (zip_of({"a/data/0": (b"x", zipfile.ZIP_STORED, 2**31, 0)}), "no more than"),
+            f"names.{suffix}": (bombs.many_members(1 << 20), "list of members"),
+        },
+    )  # fmt: skip
+
+
 def test_documents(tmp_path):
     levels = [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 9)]
     merged = "\n".join(["a0: &a0 {k: 1}", *levels])

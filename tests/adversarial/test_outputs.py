@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+import zarr
 from PIL import Image
 
-from densecal import demo
+from densecal import demo, posthoc
 from densecal.data import open_source, pack
 from densecal.errors import InputError
 from densecal.io.outputs import check_outputs
 from densecal.io.run_files import run_files
 from densecal.training.loop import train
 from tests.adversarial.common import assert_one_line, densecal, write_set
+from tests.onnx_files import conv_onnx
 from tests.training.common import SMALL, small_config
 
 OUT = "OUT"
@@ -334,6 +336,64 @@ def test_the_description_of_a_data_set_is_protected(tmp_path, command):
     code, _, errors = densecal(tmp_path, *command, "--force")
     assert (code, contents(tmp_path)) == (2, before)
     assert errors.endswith("dataset.json: a file that this command reads; expected another name for the output\n")
+
+
+def write_detached(folder: Path, values: np.ndarray) -> Path:
+    """Write a volume whose values lie beside its header."""
+    (folder / "a.raw").write_bytes(np.asarray(values, "<f4").tobytes())
+    lengths = " ".join(map(str, values.shape[::-1]))
+    lines = {"NDims": "3", "DimSize": lengths, "ElementType": "MET_FLOAT", "ElementDataFile": "a.raw"}
+    (folder / "a.mhd").write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
+    return folder / "a.raw"
+
+
+def write_nhdr(folder: Path, values: np.ndarray) -> Path:
+    (folder / "b.bin").write_bytes(np.asarray(values, "<f4").tobytes())
+    lengths = " ".join(map(str, values.shape[::-1]))
+    lines = ["NRRD0004", "type: float", "dimension: 3", f"sizes: {lengths}", "encoding: raw", "data file: b.bin"]
+    (folder / "a.nhdr").write_text("\n".join(lines) + "\n")
+    return folder / "b.bin"
+
+
+def write_zarr(folder: Path, values: np.ndarray) -> Path:
+    array = zarr.create_array(str(folder / "a.zarr"), shape=values.shape, dtype="f4")
+    array[:] = values
+    return folder / "a.zarr" / "zarr.json"
+
+
+@pytest.mark.parametrize(("write", "suffix"), [(write_detached, "mha"), (write_nhdr, "nrrd"), (write_zarr, "npy")])
+@pytest.mark.parametrize("command", ["evaluate", "raters", "apply", "predict"])
+def test_every_file_of_a_volume_is_protected(tmp_path, write, suffix, command):
+    for name in ("maps", "masks", "out"):
+        (tmp_path / name).mkdir()
+    values = np.random.default_rng(0).random((4, 5, 6))
+    part = write(tmp_path / "maps", values)
+    np.save(tmp_path / "masks" / "a.npy", (values > 0.5).astype(np.uint8))
+    posthoc.save(posthoc.create("temperature"), tmp_path / "cal.json")
+    conv_onnx(tmp_path / "net.onnx")
+    (tmp_path / "out" / f"a.{suffix}").symlink_to(part)
+    arguments = {
+        "evaluate": ["evaluate", "maps", "masks", "--json", part],
+        "raters": ["raters", "maps", "masks", "masks", "--json", part],
+        "apply": ["calibrate", "apply", "cal.json", "maps", "--out", "out"],
+        "predict": ["predict", "net.onnx", "maps", "--tile", "4", "--out", "out"],
+    }[command]
+    before = contents(tmp_path)
+    assert_one_line(densecal(tmp_path, *arguments, "--force"), ": a file that this command reads; expected another")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("read", ["steps.yaml", "net.onnx", "net.onnx.data"])
+def test_the_network_and_how_volumes_are_prepared_are_protected(tmp_path, read):
+    for name in ("scans", "out"):
+        (tmp_path / name).mkdir()
+    np.save(tmp_path / "scans" / "a.npy", np.zeros((4, 4, 4), np.float32))
+    conv_onnx(tmp_path / "net.onnx")
+    (tmp_path / "net.onnx.data").write_text("weights")
+    (tmp_path / "steps.yaml").write_text("tile: 4\nactivation: softmax\n")
+    (tmp_path / "out" / "a.npy").symlink_to(tmp_path / read)
+    command = ["predict", "net.onnx", "scans", "--preprocess", "steps.yaml", "--out", "out", "--force"]
+    run_refused(tmp_path, command, "out/a.npy: a file that this command reads")
 
 
 def test_weights_of_a_calibrator_are_checked_too(workplace):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -30,6 +31,29 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     monkeypatch.setattr(socket, "getaddrinfo", connect)
+
+
+# ------------------------------------------------------------------ descriptions of data sets
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"²": "background"},
+        {"9" * 5000: "background"},
+        {"0": "a", "2": "b"},
+        {"a": True},
+        {"a": 10**30},
+        {"a": [[0]]},
+        [],
+    ],
+)
+def test_labels_of_a_data_set_that_make_no_sense_are_one_line(tmp_path, labels):
+    (tmp_path / "maps").mkdir()
+    np.savez(tmp_path / "maps" / "a.npz", probabilities=np.full((2, 1, 4, 4), 0.5))
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels}))
+    (tmp_path / "labels").mkdir()
+    assert_one_line(densecal(tmp_path, "evaluate", "maps", "labels"), "dataset.json: labels", "; expected ")
 
 
 # ------------------------------------------------------------------ evaluation records

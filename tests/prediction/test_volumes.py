@@ -324,5 +324,14 @@ def test_errors_take_one_line(tmp_path):
     assert "990 values; expected at most 900" in error("net.onnx", "--tile", 8, "--max-pixels", 900)
     assert "volumes of 2 channels; expected 1, as the network has" in error("net.onnx", "--tile", 8, scans="pairs")
     assert "a folder that this command reads" in error("net.onnx", "--tile", 8, "--out", tmp_path / "scans")
+    for side in (2000, 10**9):
+        assert f"--tile: {side} x {side} x {side}; expected at most 268,435,456 voxels" in error(
+            "net.onnx", "--tile", side
+        )
+    (tmp_path / "sigmoid.yaml").write_text("activation: sigmoid\ntile: 8\n")
+    assert "--uncertainty: 3 sigmoids per voxel" in error(
+        "net.onnx", "--uncertainty", "--preprocess", tmp_path / "sigmoid.yaml"
+    )
+    assert not (tmp_path / "maps").exists()
     (tmp_path / "empty").mkdir()
     assert "no volumes; expected volumes for a file of PyTorch" in error("weights.pt", scans="empty")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, print_line, print_note, tell_unfinished
+from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, tell_unfinished
 from densecal.errors import InputError
 
 
@@ -55,7 +55,7 @@ def export(
     from densecal.prediction.onnx_model import is_onnx
 
     reads = [*posthoc.calibrator_files(calibrator)] if calibrator is not None else []
-    reads += [model] if is_onnx(model) else run_files(model)
+    reads += [model, *named_files(preprocess)] if is_onnx(model) else run_files(model)
     check_outputs("export", [(out, "onnx")], reads, force)
     try:
         if is_onnx(model):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, print_line, progress_bar, tell_unfinished
+from densecal.cli.common import Force, named_files, print_line, progress_bar, tell_unfinished
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, MAX_VOXELS
@@ -91,7 +91,8 @@ def predict(
     transformers and torchvision are given by name, and prepare images as their libraries do.
 
     Volumes (NIfTI, MetaImage, NRRD, NumPy, Zarr, HDF5) take a 3D network as a file of ONNX, torch.export or
-    TorchScript, which slides over them in tiles. Maps keep format and geometry of the volume.
+    TorchScript, which slides over them in tiles. Maps keep format and geometry of the volume. Files of PyTorch are
+    programs: take those of strangers as ONNX.
 
     Examples:
 
@@ -153,6 +154,7 @@ def predict(
     elif preprocess is not None:
         raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
     models = (model, *(ensemble or []))
+    described = named_files(preprocess)
     with open_engine(engine, address) as cluster:
         if cluster is not None:
             if by_name:
@@ -164,7 +166,7 @@ def predict(
                 models, images, out, format, uncertainty, batch, device, preprocess, mc_dropout, tile, overlap,
                 like_onnx, max_pixels,
             )  # fmt: skip
-            reads = [file for member in models for file in run_files(member)] + [model]
+            reads = [file for member in models for file in run_files(member)] + [model, *described]
             with progress_bar() as report:
                 print_line(f"{out}: {predict_on(cluster, job, report, reads, force):,} maps")
             return
@@ -187,7 +189,7 @@ def predict(
                 max_pixels=max_pixels,
                 progress=report,
                 processes=processes,
-                reads=[] if by_name else [model],
+                reads=[] if by_name else [model, *described],
                 force=force,
             )
         if processes.first:
@@ -239,8 +241,8 @@ def _predict_volumes(
         processes.use_own_gpu()
         network = load_volume_network(model, prepare.output, device)
         count = predict_volumes(
-            network, volumes, out, prepare, max_voxels=max_voxels, progress=report, processes=processes, reads=[model],
-            **options,
+            network, volumes, out, prepare, max_voxels=max_voxels, progress=report, processes=processes,
+            reads=[model, *named_files(preprocess)], **options,
         )  # fmt: skip
     if processes.first:
         print_line(f"{out}: {count:,} maps")

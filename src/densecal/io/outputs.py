@@ -9,17 +9,20 @@ and a copied or moved file is still recognised.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from densecal.errors import InputError
 from densecal.io import urls
 from densecal.io.atomic import STDOUT
+from densecal.io.suffixes import suffix_of
 
 NPY_HEADERS = {"predict": 704, "calibrate apply": 768}
 """Bytes of the header of a .npy file by command. numpy itself writes 128, and only as many as the shape needs."""
@@ -43,9 +46,10 @@ _HEADS = {
     "nrrd": rb"NRRD0004\n# densecal COMMAND\n",
     "safetensors": rb'.{8}\{"__metadata__":\{"densecal":"COMMAND"',
 }
-NIFTI_SIZES = (348, 540)
-"""Bytes of the headers of NIfTI-1 and NIfTI-2, whose description is at byte 148 and 240."""
 _HEAD_BYTES = 1024
+_HEADER_BYTES = 1 << 16
+_VALUES_BESIDE = re.compile(rb"^(?:ElementDataFile *=|data ?file *:) *([^\r\n]*[^\r\n ])", re.IGNORECASE | re.MULTILINE)
+"""Where the header of a volume names the file of its values, which lies beside it."""
 _MOST_NAME_BYTES = 255
 """The limit of every common file system."""
 
@@ -85,7 +89,7 @@ def check_outputs(
     refuse_same_target([path for path, _ in names])
     if not existing:
         return
-    inputs = {_identity(path) for path in reads}
+    inputs = {_identity(part) for path in reads for part in _with_parts(path)}
     for path, kind in existing:
         if _identity(path) in inputs:
             raise InputError(path, "a file that this command reads", "another name for the output")
@@ -152,6 +156,21 @@ def _identity(path: Path) -> Identity:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _with_parts(path: Path) -> Iterator[Path]:
+    """Yield a file and the files that hold the rest of it: chunks, values beside a header, weights of a network."""
+    yield path
+    local, suffix = _local(path), suffix_of(path)
+    with suppress(OSError, ValueError):
+        if suffix == ".zarr":
+            yield from (Path(folder, name) for folder, _, names in os.walk(local) for name in names)
+        elif suffix == ".onnx":
+            yield from local.parent.glob(f"{glob.escape(local.name)}?*")
+        elif suffix in (".mhd", ".nhdr"):
+            with local.open("rb") as stream:
+                names = _VALUES_BESIDE.findall(stream.read(_HEADER_BYTES))
+            yield from (local.with_name(os.fsdecode(name)) for name in names)
 
 
 def _is_replaceable(path: Path) -> bool:

@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.io.atomic import write_atomically
 from densecal.io.geometry import Geometry
-from densecal.io.outputs import NIFTI_SIZES, software
+from densecal.io.outputs import software
+from densecal.io.readers.nifti import read_header
 from densecal.io.readers.registry import find_reader
 from densecal.io.suffixes import suffix_of
 from densecal.io.urls import open_bytes
@@ -108,19 +109,11 @@ def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
 
 def _nifti_header(values: Array, source: Path, command: str) -> bytes:
     """Return the header of a NIfTI file: that of the source, for other values."""
-    import nibabel
-
     with open_bytes(source) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
-        opened = gzip.GzipFile(fileobj=stream) if packed else stream
-        first = opened.read(4)
-        opened.seek(0)
-        kind = "Nifti2Header" if NIFTI_SIZES[1] in (int.from_bytes(first, order) for order in ("little", "big")) else (
-            "Nifti1Header"
-        )  # fmt: skip
-        given = getattr(nibabel, kind).from_fileobj(opened).as_byteswapped("<")
-    given.extensions.clear()
+        opened = cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
+        given = read_header(opened, str(source)).as_byteswapped("<")
     others = tuple(given.get_data_shape()[3:])
     given.set_data_dtype(values.dtype)
     several = values.shape[: values.ndim - 3]
@@ -128,8 +121,7 @@ def _nifti_header(values: Array, source: Path, command: str) -> bytes:
     given.set_slope_inter(1.0, 0.0)
     given["descrip"] = software(command).encode()
     given["cal_min"], given["cal_max"] = 0.0, 1.0
-    size = NIFTI_SIZES[kind == "Nifti2Header"] + 4
-    given["vox_offset"] = -(-size // 16) * 16
+    given["vox_offset"] = -(-(int(given["sizeof_hdr"]) + 4) // 16) * 16
     return bytes(given.binaryblock).ljust(int(given["vox_offset"]), b"\0")
 
 

@@ -7,6 +7,7 @@ p = activation(output)                  none, sigmoid or softmax
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.io import MAX_VOXELS
 from densecal.io.documents import read_yaml
 from densecal.prediction.preprocess import (
     ACTIVATIONS,
@@ -83,6 +85,8 @@ class VolumeInput:
             raise InputError("--tile", "none", "the side in voxels that the network was trained on, such as 96")
         if sides is not None and tile != sides:
             raise InputError("--tile", _words(tile), f"{_words(sides)}, which the network takes")
+        if math.prod(tile) > MAX_VOXELS:
+            raise InputError("--tile", _words(tile), f"at most {MAX_VOXELS:,} voxels")
         a, b, c = (Tiling.of_volume(*pair) for pair in zip(tile, self.overlap or (None,) * 3, strict=True))
         return a, b, c
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED
 
 import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.io.archives import Archive
 from densecal.prediction.onnx_model import TYPES, is_onnx, open_session, output_name
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 _EXPORT_SUFFIXES = (".pt2",)
 _TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
+_EXPECTED = "a file of torch.export.save or torch.jit.save; weights alone need their code (predict_volumes)"
+_MAX_COMPRESSED = 1 << 28
+"""Bytes of all compressed members of a file, which hold code. Weights are stored as they are."""
 _SHAPE = "a batch of volumes (B, channels, D, H, W)"
 
 
@@ -55,6 +60,8 @@ class VolumeNetwork:
             tiles = np.concatenate([tiles, np.repeat(tiles[-1:], self.batch - len(tiles), axis=0)])
         try:
             output = self.run(tiles)
+        except InputError:
+            raise
         except (AssertionError, RuntimeError, ValueError, TypeError) as error:
             problem = " ".join(str(error).split())[-200:]
             expected = f"a network that takes tiles of shape {tiles.shape}, or another --tile or --batch"
@@ -78,6 +85,8 @@ def load_volume_network(path: Path, output: int | str = 0, device: str = "auto")
         path: A file of ONNX, of `torch.export` (.pt2) or of TorchScript (.pt).
         output: Index or name of the output with the maps.
         device: auto, cpu or cuda.
+
+    Files of PyTorch are programs, which can do whatever the user can. Load only those of people you trust.
     """
     if is_onnx(path):
         return _load_onnx(path, output, device)
@@ -86,6 +95,7 @@ def load_volume_network(path: Path, output: int | str = 0, device: str = "auto")
         raise InputError(path, "volumes to predict", expected)
     if not path.is_file():
         raise InputError(path, "no such file", "a network")
+    _check_size(path)
     load = _load_exported if path.suffix.lower() in _EXPORT_SUFFIXES else _load_torchscript
     logger = logging.getLogger("torch.export")
     try:
@@ -97,10 +107,18 @@ def load_volume_network(path: Path, output: int | str = 0, device: str = "auto")
         raise
     except Exception as error:  # damaged files raise errors of every kind
         problem = " ".join(str(error).split())[:100]
-        expected = "a file of torch.export.save or torch.jit.save; weights alone need their code (predict_volumes)"
-        raise InputError(path, f"no network ({problem})", expected) from None
+        raise InputError(path, f"no network ({problem})", _EXPECTED) from None
     finally:
         logger.disabled = False
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a file of PyTorch that would need far more memory than it has bytes."""
+    with Archive(path, _EXPECTED) as archive:
+        stored = [one.file_size for one in archive.members if one.compress_type == ZIP_STORED]
+        others = [one.file_size for one in archive.members if one.compress_type != ZIP_STORED]
+    if sum(stored) > path.stat().st_size or sum(others) > _MAX_COMPRESSED:
+        raise InputError(path, f"members of {sum(stored) + sum(others):,} bytes", "no more than the file can hold")
 
 
 def module_network(

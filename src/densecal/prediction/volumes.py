@@ -99,10 +99,10 @@ def predict_volumes(
         for number, path in enumerate(own, start=1):
             volume = read_volume(path, max_voxels)
             p = volume_probabilities(network, volume, prepare, batch, str(path))
+            if uncertainty and len(p) > 1 and prepare.activation == "sigmoid":
+                raise InputError("--uncertainty", f"{len(p)} sigmoids per voxel", "one foreground, or softmax")
             _write(out / stem_of(path), p, path, format)
             if uncertainty:
-                if len(p) > 1 and prepare.activation == "sigmoid":
-                    raise InputError("--uncertainty", f"{len(p)} sigmoids per voxel", "one foreground, or softmax")
                 for name, plane in confidence_and_entropy(p).items():
                     _write(out / name / stem_of(path), plane[None].astype(np.float32), path, format)
             progress("Predicting", number, len(own))
@@ -163,7 +163,7 @@ def _check(
     """Refuse to write maps over volumes, over the network, or over files that no prediction wrote."""
     if format not in (None, "npy"):
         raise InputError("--format", format or "", "npy, or the format of the volumes without --format")
-    check_output_folder(out, [volumes, *{path.parent for path in files}])
+    check_output_folder(out, [volumes, *{path.parent for path in files}, *files])
     folders = [out, *(out / name for name in ("confidence", "entropy") if uncertainty)]
     targets = [one for path in files for folder in folders
                for one in map_targets(folder, [stem_of(path)], [_kind(path, format)])]  # fmt: skip

@@ -5,6 +5,7 @@ Version 1 calls the array `softmax`. The CASE.pkl beside it is never opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from densecal.io.urls import exists
 _KEYS = ("probabilities", "softmax")
 _DESCRIPTION = "dataset.json"
 _TURNED = "NibabelIOWithReorient"
+_NUMBER = re.compile("[0-9]{1,3}")
 _EXPECTED = "names of classes with their labels, as nnU-Net's dataset.json has"
 
 
@@ -132,7 +134,7 @@ def _parse(content: Any, path: Path) -> _Labels:
     where = f"{path}: labels"
     if not isinstance(given, dict) or not given:
         raise InputError(where, "no labels", _EXPECTED)
-    if all(str(key).isdigit() for key in given):  # version 1: {"0": "background"}
+    if all(_NUMBER.fullmatch(key) for key in given):  # version 1: {"0": "background"}
         given = {str(name): int(label) for label, name in given.items()}
     groups = {str(name): _as_labels(labels, f"{where}.{name}") for name, labels in given.items()}
     ignore = groups.pop("ignore", None)

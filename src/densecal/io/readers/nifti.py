@@ -44,13 +44,13 @@ def open_nifti(path: Path, key: str | None, max_values: int) -> Iterator[FileArr
             if stream.read(2) == b"\x1f\x8b":
                 stream.seek(0)
                 plain = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=stream)))
-                header = _read_header(plain, name)
+                header = read_header(plain, name)
                 size = _check(header, name, max_values)
                 plain.seek(0)
                 stream = stack.enter_context(spooled(plain, size))
             else:
                 stream.seek(0)
-                header = _read_header(stream, name)
+                header = read_header(stream, name)
                 size = _check(header, name, max_values)
             if stream.seek(0, 2) < size:
                 raise InputError(name, "a file cut short", _EXPECTED)
@@ -62,7 +62,8 @@ def open_nifti(path: Path, key: str | None, max_values: int) -> Iterator[FileArr
         yield array
 
 
-def _read_header(stream: BinaryIO, name: str) -> Any:
+def read_header(stream: BinaryIO, name: str) -> Any:
+    """Return the header at the beginning of a NIfTI file, as nibabel's object, without what may follow it."""
     try:
         import nibabel
     except ModuleNotFoundError:
