@@ -383,6 +383,17 @@ def test_every_file_of_a_volume_is_protected(tmp_path, write, suffix, command):
     assert contents(tmp_path) == before
 
 
+def test_a_flat_volume_becomes_a_picture_that_replaces_nothing(tmp_path):
+    (tmp_path / "maps").mkdir()
+    header = "NDims = 2\nDimSize = 3 2\nElementType = MET_UCHAR\nElementDataFile = LOCAL\n"
+    (tmp_path / "maps" / "a.mha").write_bytes(header.encode() + bytes(6))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.png").write_text("mine")
+    posthoc.save(posthoc.create("temperature"), tmp_path / "cal.json")
+    command = ["calibrate", "apply", "cal.json", "maps", "--out", "out"]
+    run_refused(tmp_path, command, "out/a.png: a file that densecal calibrate apply did not write")
+
+
 @pytest.mark.parametrize("read", ["steps.yaml", "net.onnx", "net.onnx.data"])
 def test_the_network_and_how_volumes_are_prepared_are_protected(tmp_path, read):
     for name in ("scans", "out"):

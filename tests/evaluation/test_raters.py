@@ -6,6 +6,7 @@ from itertools import combinations
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -124,3 +125,13 @@ def test_the_command_prints_and_writes(root, tmp_path):
     assert run("raters", root / "softmax", *folders, "--classes", K, "--json", tmp_path / "a.json")[0] == 0
     with pytest.raises(InputError, match="one rater; expected a folder of masks for each of two raters or more"):
         evaluate_raters(root / "maps", [root / "masks-0"], Settings())
+
+
+def test_masks_of_different_sizes_are_one_line(tmp_path):
+    rng = np.random.default_rng(0)
+    for folder, side in (("maps", 8), ("a", 8), ("b", 4)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(rng.integers(0, 2, (side, side), np.uint8) * np.uint8(255)).save(tmp_path / folder / "x.png")
+    code, _, errors = run("raters", tmp_path / "maps", tmp_path / "a", tmp_path / "b", "--workers", 1)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "b/x.png: a mask of shape (4, 4); expected (8, 8), as the first rater's" in errors

@@ -294,6 +294,14 @@ def test_other_formats_keep_their_place_too(tmp_path, suffix):
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-values[0])), atol=1e-6)
 
 
+@pytest.mark.parametrize("place", ["(0,0,0) (0,1,0) (0,0,1)", "(nan,0,0) (0,1,0) (0,0,1)", "(1,0) (0,1) (1,1)"])
+def test_a_volume_without_a_place_in_the_world_is_refused(tmp_path, place):
+    head = f"NRRD0004\ntype: uint8\ndimension: 3\nsizes: 4 4 4\nencoding: raw\nspace directions: {place}\n\n"
+    (tmp_path / "a.nrrd").write_bytes(head.encode() + bytes(64))
+    with pytest.raises(InputError, match=r"a\.nrrd: voxels without a place in the world"):
+        predict_volumes(lambda x: x, tmp_path / "a.nrrd", tmp_path / "maps", VolumeInput(tile=(4, 4, 4)), device="cpu")
+
+
 def test_errors_take_one_line(tmp_path):
     save(tmp_path / "scans" / "a.nii", volume(9, 10, 11))
     save(tmp_path / "pairs" / "a.nii", volume(2, 9, 10, 11))

@@ -224,7 +224,7 @@ def apply(
 def _targets(out: Path, pair: Pair) -> list[tuple[Path, str]]:
     """Return the files that the map of a pair may get, each with its kind."""
     kind = volume_kind(pair.prediction)
-    return map_targets(out, [pair.stem], ("png", "npy") if kind is None else (kind, "npy"))
+    return map_targets(out, [pair.stem], ("png", "npy") if kind is None else (kind, "png", "npy"))
 
 
 def _write(stem: Path, p: Array, source: Path, space: int) -> None:

@@ -20,6 +20,7 @@ def cache_show() -> None:
     from rich.table import Table
 
     from densecal.data.caches import cache_root, list_caches
+    from densecal.report.tables import terminal_text
 
     caches = list_caches()
     if caches:
@@ -27,7 +28,11 @@ def cache_show() -> None:
         for cache in caches:
             used = f"{cache.last_used:%Y-%m-%d %H:%M}"
             table.add_row(
-                cache.folder.name, f"{cache.samples:,}", f"{cache.side}", f"{cache.bytes / 1e6:,.1f} MB", used
+                terminal_text(cache.folder.name),
+                f"{cache.samples:,}",
+                f"{cache.side}",
+                f"{cache.bytes / 1e6:,.1f} MB",
+                used,
             )
         console().print(table)
     total = sum(cache.bytes for cache in caches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,9 +37,10 @@ def cache_root() -> Path:
 
 
 def list_caches() -> list[Cache]:
-    """Return the caches in the user's cache folder, the largest first."""
+    """Return the caches in the user's cache folder, the largest first. Links lead to something else."""
     root = cache_root()
-    caches = [read_cache(folder) for folder in sorted(root.iterdir())] if root.is_dir() else []
+    folders = [folder for folder in sorted(root.iterdir()) if not folder.is_symlink()] if root.is_dir() else []
+    caches = [read_cache(folder) for folder in folders]
     return sorted((cache for cache in caches if cache is not None), key=lambda cache: -cache.bytes)
 
 
@@ -59,7 +59,7 @@ def read_cache(folder: Path) -> Cache | None:
             sum(file.st_size for file in files),
             datetime.fromtimestamp(used),
         )
-    except (InputError, OSError, LookupError, TypeError, ValueError):
+    except (InputError, OSError, LookupError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -75,7 +75,10 @@ def clear_caches() -> list[Cache]:
     caches = list_caches()
     for cache in caches:
         try:
-            shutil.rmtree(cache.folder)
+            for name in (MANIFEST, IMAGES, MASKS):
+                (cache.folder / name).unlink()
+            if not any(cache.folder.iterdir()):
+                cache.folder.rmdir()
         except OSError as error:
             raise InputError(cache.folder, f"cannot be removed ({error.strerror})", "a folder of your own") from None
     return caches

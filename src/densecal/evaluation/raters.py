@@ -146,6 +146,11 @@ def _agreement(by_rater: list[list[Pair]], settings: Settings) -> NDArray[np.flo
     scores = []
     for pairs in zip(*by_rater, strict=True):
         masks = [_labels(pair, settings) for pair in pairs]
+        first = masks[0][0].shape
+        for pair, (labels, _) in zip(pairs, masks, strict=True):
+            if labels.shape != first:
+                where = pair.mask or pair.prediction
+                raise InputError(where, f"a mask of shape {labels.shape}", f"{first}, as the first rater's")
         labels, valid = np.stack([mask[0] for mask in masks]), np.logical_and.reduce([mask[1] for mask in masks])
         scores.append([rater_agreement(labels, k, valid) for k in classes])
     return np.array(scores)

@@ -90,6 +90,7 @@ def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
         assert reader is not None
         with reader(source, None, sys.maxsize) as stored:  # the source was read before
             geometry = stored.geometry
+        _check_place(geometry, source)
         if values.ndim == 4:  # classes change first
             plain = np.ascontiguousarray(np.moveaxis(plain, 0, -1))
         header = _metaimage_header if kind == "mha" else _nrrd_header
@@ -123,6 +124,16 @@ def _nifti_header(values: Array, source: Path, command: str) -> bytes:
     given["cal_min"], given["cal_max"] = 0.0, 1.0
     given["vox_offset"] = -(-(int(given["sizeof_hdr"]) + 4) // 16) * 16
     return bytes(given.binaryblock).ljust(int(given["vox_offset"]), b"\0")
+
+
+def _check_place(geometry: Geometry | None, source: Path) -> None:
+    """Refuse a geometry that no header can repeat."""
+    if geometry is None:
+        return
+    lengths = np.array(geometry.spacing)
+    finite = np.isfinite(lengths).all() and np.isfinite(geometry.origin).all()
+    if geometry.steps.shape != (3, 3) or not finite or not lengths.all():
+        raise InputError(source, "voxels without a place in the world", "three steps with a length, and an origin")
 
 
 def _lps(geometry: Geometry) -> tuple[Array, Array]:
