@@ -83,7 +83,7 @@ def full_record() -> Record:
             "ml",
             1.5,
             (ClassCases(1, 3, 1, 0, 2, {"dice": 0.5}, {"dice": (0.25, 0.75)}),),
-            CaseTrust(3, 0.5, 0.25, {"mean": RiskCoverage(0.375, (0.5, 0.25))}),
+            CaseTrust(3, 0.5, 0.25, {"mean": RiskCoverage(0.375, (0.5, 0.25), (0.125, 0.625))}),
             (CaseScores("a", (0.5,), (2.0,), (0.5,), (1.5,), (1.25,), (0.75, 0.5)),),
         ),
     )

@@ -22,6 +22,7 @@ from densecal.evaluation.worker import Settings
 from densecal.io.map_files import read_map
 from densecal.io.readers.registry import find_reader
 from densecal.metrics import CalibrationMeter
+from densecal.metrics.cases import aurc_interval
 from tests.io.test_volumes import write_metaimage, write_nifti, write_nifti2, write_nrrd
 from tests.metrics.reference import equal_width
 from tests.running import run
@@ -315,6 +316,7 @@ def test_cases_are_scored_class_by_class(root, tmp_path):
         expected = np.mean(np.cumsum(ordered) / np.arange(1, len(ordered) + 1))
         assert record.cases.trust.by[average].aurc == pytest.approx(expected, abs=1e-12)
         assert record.cases.trust.by[average].curve[-1] == pytest.approx(np.mean(risks), abs=1e-12)
+        assert record.cases.trust.by[average].ci == pytest.approx(aurc_interval(confidence, np.array(risks)), abs=1e-12)
     last = record.cases.classes[2]
     assert (last.present, last.absent, last.invented, last.missed) == (3, 1, 1, 0)
     own = [s.dice[2] for s in record.cases.table if not np.isnan(s.dice[2])]
@@ -326,6 +328,22 @@ def test_cases_are_scored_class_by_class(root, tmp_path):
     assert (
         Record.from_json(json.loads(json.dumps(record.to_json()).replace("NaN", "null")), "x").cases.classes[2] == last
     )
+
+
+@pytest.mark.parametrize("pattern", ["case", "case[01]|case"])
+def test_groups_are_the_units_of_the_interval_of_the_area(root, tmp_path, pattern):
+    path = tmp_path / "a.json"
+    folders = (root / "softmax", root / "labels")
+    assert run("evaluate", *folders, "--classes", K, "--groups", pattern, "--json", path)[0] == 0
+    cases = Record.from_json(json.loads(path.read_text()), "x").cases
+    if pattern == "case":  # a single group
+        assert cases.trust.by["mean"].ci is None
+        return
+    risk = 1 - np.array([np.nanmean(scores.dice[1:]) for scores in cases.table])
+    groups = np.array(["case0", "case1", "case", "case"])
+    for column, name in enumerate(cases.trust.by):
+        confidence = np.array([scores.confidence[column] for scores in cases.table])
+        assert cases.trust.by[name].ci == pytest.approx(aurc_interval(confidence, risk, groups), abs=1e-9)
 
 
 def test_scores_of_cases_are_in_the_table_and_the_csv_file(root, tmp_path):
@@ -340,5 +358,6 @@ def test_scores_of_cases_are_in_the_table_and_the_csv_file(root, tmp_path):
     assert "liver, mean over cases that show it: 4, 0 without" in out
     (row,) = csv.DictReader((tmp_path / "a.csv").open())
     assert float(row["dice_case_1_low"]) < float(row["dice_case_1"]) < float(row["dice_case_1_high"])
-    assert float(row["aurc_case_foreground"]) > 0
+    low, area, high = (float(row[f"aurc_case_foreground{end}"]) for end in ("_low", "", "_high"))
+    assert 0 <= low < area < high <= 1
     assert run("evaluate", root / "maps", root / "masks", "--tolerance", 0)[0] == 2

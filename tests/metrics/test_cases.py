@@ -6,8 +6,10 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from densecal.metrics.cases import (
+    aurc_interval,
     boundary,
     case_aurc,
     case_confidences,
@@ -121,3 +123,34 @@ def test_tied_cases_are_in_random_order():
     assert risk_coverage(confidence[shuffled], risk[shuffled]) == pytest.approx(np.mean(curves, axis=0), abs=1e-15)
     assert case_aurc(confidence, risk) == pytest.approx(np.mean(curves), abs=1e-15)
     assert case_aurc(-risk, risk) <= case_aurc(confidence, risk) <= case_aurc(risk, risk)
+
+
+@pytest.mark.parametrize("cases", [2, 3, 12])
+@pytest.mark.parametrize("confidences", [1, 3, 10**6])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_interval_of_the_area_is_that_of_leaving_out_every_case(cases, confidences, grouped):
+    rng = np.random.default_rng(cases)
+    confidence, risk = rng.integers(confidences, size=cases).astype(float), 0.4 + 0.1 * rng.random(cases)
+    groups = np.array([f"patient {i // 2 if grouped else i}" for i in range(cases)])
+    area = case_aurc(confidence, risk)
+    left = [case_aurc(np.delete(confidence, i), np.delete(risk, i)) for i in range(cases)]
+    moved = (cases - 1) * (np.mean(left) - np.array(left))
+    units = [moved[groups == group].sum() / cases for group in np.unique(groups)]
+    n = len(units)
+    ends = aurc_interval(confidence, risk, groups if grouped else None)
+    if n < 2:
+        assert np.isnan(ends).all()
+        return
+    half = stats.t.ppf(0.975, n - 1) * np.sqrt(n / (n - 1) * np.sum(np.square(units)))
+    assert ends == pytest.approx((max(area - half, 0), min(area + half, 1)), abs=1e-12)
+
+
+def test_the_interval_covers_the_area_of_all_cases():
+    def draw_cases(rng, number):
+        quality, noise = rng.normal(size=(2, number))
+        return quality + 0.7 * noise, 1 / (1 + np.exp(1.5 + 1.2 * quality))
+
+    truth = case_aurc(*draw_cases(np.random.default_rng(0), 200_000))
+    ends = [aurc_interval(*draw_cases(np.random.default_rng(seed), 30)) for seed in range(1, 401)]
+    covered = np.mean([low <= truth <= high for low, high in ends])
+    assert 0.92 <= covered <= 0.98

@@ -92,7 +92,8 @@ def test_the_page_shows_which_cases_fail(record):
     section = text[text.index('id="cases"') : text.index('id="joint"')]
     for name, curve in trust.by.items():
         row = next(row for row in re.findall(r"<tr>.*?</tr>", section, re.DOTALL) if AVERAGES[name] in row)
-        assert [f"{value:.4f}" for value in (curve.aurc, trust.risk, trust.best)] == re.findall(r"0\.\d{4}", row)[:3]
+        shown = (curve.aurc, *curve.ci, trust.risk, trust.best)
+        assert [f"{value:.4f}" for value in shown] == re.findall(r"\d\.\d{4}", row)[:5]
         assert f"{curve.curve[9]:.4f}" in row  # of 20 points
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
     assert set(data["records"][0]["trust"]["by"]) == {AVERAGES[name] for name in trust.by}

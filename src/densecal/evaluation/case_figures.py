@@ -40,10 +40,12 @@ class RiskCoverage:
     Attributes:
         aurc: Area under the curve: the mean over all coverages.
         curve: Risk of the most confident 5 %, 10 %, ..., 100 % of the cases.
+        ci: 95 % interval of the area, with the case as the unit; None with one group, and in older records.
     """
 
     aurc: float
     curve: tuple[float, ...]
+    ci: Interval | None = None
 
 
 @dataclass(frozen=True)

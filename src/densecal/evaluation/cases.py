@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.evaluation.case_figures import Cases, CaseScores, CaseTrust, ClassCases, Interval, RiskCoverage
-from densecal.metrics.cases import AGGREGATIONS, COLUMNS, case_aurc, dice_of, risk_coverage
+from densecal.metrics.cases import AGGREGATIONS, COLUMNS, aurc_interval, case_aurc, dice_of, risk_coverage
 from densecal.metrics.overlap import mean_interval
 
 _COVERAGES = 20
@@ -55,7 +55,7 @@ def case_scores(
         unit if volumes else "pixels",
         tolerance if volumes and not np.isnan(rows[:, :, COLUMNS.index("nsd")]).all() else None,
         tuple(classes),
-        _trust(confidences[scored, 1:], risk) if len(risk) > 1 else None,
+        _trust(confidences[scored, 1:], risk, None if units is None else units[scored]) if len(risk) > 1 else None,
         tuple(_table(names, rows, scale, confidences[:, 1:])) if volumes else (),
     )
 
@@ -91,7 +91,7 @@ def _class_cases(label: int, rows: Floats, scale: Floats | None, groups: NDArray
     )
 
 
-def _trust(confidences: Floats, risk: Floats) -> CaseTrust:
+def _trust(confidences: Floats, risk: Floats, groups: NDArray[np.str_] | None) -> CaseTrust:
     """Return how well each average of the confidence finds the cases that fail."""
     last = [max(math.ceil(len(risk) * (i + 1) / _COVERAGES), 1) - 1 for i in range(_COVERAGES)]
     curves = {}
@@ -99,7 +99,9 @@ def _trust(confidences: Floats, risk: Floats) -> CaseTrust:
         values = confidences[:, column]
         if not np.isnan(values).any():
             curve = risk_coverage(values, risk)
-            curves[name] = RiskCoverage(case_aurc(values, risk), tuple(curve[last].tolist()))
+            ends = aurc_interval(values, risk, groups)
+            interval = None if math.isnan(ends[0]) else ends
+            curves[name] = RiskCoverage(case_aurc(values, risk), tuple(curve[last].tolist()), interval)
     return CaseTrust(len(risk), float(risk.mean()), case_aurc(-risk, risk), curves)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics.overlap import mean_interval
 from densecal.metrics.volumes import surface_scores
 
 COLUMNS = ("predicted", "truth", "hits", "hd95", "nsd", "expected")
@@ -201,3 +202,41 @@ def risk_coverage(confidence: Floats, risk: Floats) -> Floats:
 def case_aurc(confidence: Floats, risk: Floats) -> float:
     """Return the area under the risk-coverage curve of cases: the mean of the risk over all coverages."""
     return float(risk_coverage(confidence, risk).mean())
+
+
+def aurc_interval(confidence: Floats, risk: Floats, groups: NDArray[np.str_] | None = None) -> tuple[float, float]:
+    """Return the 95 % interval of the area under the risk-coverage curve: Student's t of the jackknife.
+
+    Args:
+        confidence: Of every case.
+        risk: Of every case, 0 to 1.
+        groups: The group of every case, where cases of one group are alike.
+
+    Returns:
+        Both ends; NaN with fewer than two cases or groups.
+    """
+    if len(risk) < 2:
+        return (math.nan, math.nan)
+    # by how much every case moves the area; their mean is put where the area is
+    moved = -(len(risk) - 1) * _areas_without_each(confidence, risk)
+    return mean_interval(moved - moved.mean() + case_aurc(confidence, risk), groups)
+
+
+def _areas_without_each(confidence: Floats, risk: Floats) -> Floats:
+    """Return the areas under the curves of all cases but one, for every case.
+
+    The area is a weighted sum of risks: the case of rank i of n counts 1/i + ... + 1/n, divided by n, and tied cases
+    count the mean of their weights.
+    """
+    n = len(risk)
+    _, tie, size = np.unique(-confidence, return_inverse=True, return_counts=True)
+    last = np.cumsum(size)
+    first = last - size
+    total = np.bincount(tie, risk)
+    # sums of the first 0, 1, ... weights of n - 1 cases; no case has the rank n
+    sums = np.append(0.0, np.cumsum(np.cumsum(1 / np.arange(n - 1, 0, -1))[::-1]))
+    before = total * (sums[np.minimum(last, n - 1)] - sums[first]) / size
+    after = total * (sums[last - 1] - sums[np.maximum(first - 1, 0)]) / size  # one rank higher than with the case
+    tied = (sums[last - 1] - sums[first]) / np.maximum(size - 1, 1)
+    others = np.cumsum(before) - before + after.sum() - np.cumsum(after)
+    return np.asarray((others[tie] + (total[tie] - risk) * tied[tie]) / (n - 1))

@@ -25,7 +25,7 @@ AVERAGES = {
     "patch": "the least certain patch",
 }
 """Over what a case's confidence is averaged."""
-TRUST_HEADS = ("Cases", "Area under the curve", "at random", "at best", "Risk of the surest half")
+TRUST_HEADS = ("Cases", "Area under the curve", "95 % interval", "at random", "at best", "Risk of the surest half")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def case_lines(record: Record) -> list[CaseLine]:
     if cases.trust is not None:
         note = f"risk 1 - Dice over coverage; {cases.trust.risk:.4f} if at random, {cases.trust.best:.4f} at best"
         for name, curve in cases.trust.by.items():
-            lines.append(CaseLine(f"aurc_case_{name}", curve.aurc, None, note))
+            lines.append(CaseLine(f"aurc_case_{name}", curve.aurc, curve.ci, note))
             note = ""
     return lines
 
@@ -75,10 +75,12 @@ def trust_rows(records: Sequence[Record]) -> list[list[str]]:
         trust = None if record.cases is None else record.cases.trust
         for name, curve in trust.by.items() if trust is not None else ():
             assert trust is not None
-            half = curve.curve[len(curve.curve) // 2 - 1]
-            figures = (curve.aurc, trust.risk, trust.best, half)
             what = AVERAGES.get(name, name)
-            rows.append([what, record.name, record.dataset, f"{trust.cases:,}", *(f"{value:.4f}" for value in figures)])
+            ends = " \N{EN DASH} ".join(f"{end:.4f}" for end in curve.ci or ())
+            half = curve.curve[len(curve.curve) // 2 - 1]
+            others = (f"{value:.4f}" for value in (trust.risk, trust.best, half))
+            cells = [f"{trust.cases:,}", f"{curve.aurc:.4f}", ends, *others]
+            rows.append([what, record.name, record.dataset, *cells])
     return rows
 
 
