@@ -80,6 +80,11 @@ def reader(name: str) -> Callable[[Path], object]:
         from densecal.io.volume_files import write_volume
 
         return lambda path: write_volume(path.parent / "copy", np.zeros((1, 8, 8), np.float32), path, "predict")
+    if name == "layout":
+        from densecal.io.layouts.contents import with_meaning
+        from densecal.io.map_options import AS_STORED
+
+        return lambda path: with_meaning(path, AS_STORED, 3, "--normalise")
     if name == "network":
         from densecal.prediction.volume_networks import load_volume_network
 

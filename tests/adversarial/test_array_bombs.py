@@ -1,6 +1,7 @@
 """Bombs and special files in the formats of arrays: Zarr, HDF5 and NIfTI are read in bounded memory, or refused."""
 
 import gzip
+import json
 import os
 import struct
 import zlib
@@ -93,6 +94,17 @@ def test_a_map_in_the_format_of_a_volume_takes_over_no_extension_of_its_header(t
     assert outcome == "read"
     assert peak < bombs.LIMIT_BYTES, f"{peak >> 20} MB"
     assert nibabel.load(tmp_path / "copy.nii.gz").shape == (8, 8, 1)
+
+
+def test_what_scores_mean_is_found_without_reading_a_file_with_holes_into_memory(tmp_path):
+    path, size = tmp_path / "a.safetensors", 3 * 5000 * 5000 * 4
+    entry = {"dtype": "F32", "shape": [3, 5000, 5000], "data_offsets": [0, size]}
+    header = json.dumps({"logits": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(path, 8 + len(header) + size)
+    outcome, peak = bombs.read_in_child("layout", [path])[path.name]
+    assert "scores without a negative value" in outcome
+    assert peak < bombs.LIMIT_BYTES, f"{peak >> 20} MB"
 
 
 def sealed(content: bytes) -> bytes:

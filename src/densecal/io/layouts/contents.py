@@ -20,6 +20,7 @@ from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
 from densecal.io.readers.stored import readable
 from densecal.io.readers.tensors import tensors_of
+from densecal.io.row_chunks import row_chunks
 from densecal.io.suffixes import stem_of, suffix_of
 from densecal.io.urls import is_folder, open_bytes
 
@@ -87,20 +88,33 @@ def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> t
     if options.logits or options.normalise or options.max_value is not None:
         return options, "logits" if options.logits else "scores"
     with _open(path, options.key) as stored:
-        values = stored.read()
+        shape = stored.shape
+        if 0 in shape or not np.issubdtype(stored.dtype, np.floating):
+            raise InputError(path, f"values of type {stored.dtype}", "scores, which are floats")
+        if len(shape) < 2 + (classes > 1):
+            raise InputError(path, f"an array of shape {shape}", "(K, H, W), one score per class")
         axis = stored.channels
-    if values.size == 0 or not np.issubdtype(values.dtype, np.floating):
-        raise InputError(path, f"values of type {values.dtype}", "scores, which are floats")
-    if values.min() < 0.0:
-        return replace(options, logits=True), "logits"
-    if values.max() <= 1.0 + 1e-6:
-        if classes == 1 or options.multilabel:
-            return options, "probabilities"
         if axis is None:
-            axis = values.ndim - 1 if options.channels_last else values.ndim - 3
-        if np.abs(values.sum(axis=axis, dtype=np.float64) - 1.0).max() <= SUM_TOLERANCE:
-            return options, "probabilities"
+            axis = len(shape) - (1 if options.channels_last else min(len(shape), 3))
+        lowest, highest, miss = _extremes(stored, axis)
+    if lowest < 0.0:
+        return replace(options, logits=True), "logits"
+    if highest <= 1.0 + 1e-6 and (classes == 1 or options.multilabel or miss <= SUM_TOLERANCE):
+        return options, "probabilities"
     raise InputError(path, "scores without a negative value", f"--logits if they are logits, {doubt}")
+
+
+def _extremes(stored: LazyArray, axis: int) -> tuple[float, float, float]:
+    """Return the lowest and the highest value, and by how much sums along an axis miss 1 at most; read in chunks."""
+    along = next((other for other, length in enumerate(stored.shape) if other != axis and length > 1), int(axis == 0))
+    others = (*stored.shape[:along], *stored.shape[along + 1 :])
+    found = []
+    for chunk in row_chunks((stored.shape[along], *others)):
+        values = stored.read((slice(None),) * along + (chunk,))
+        miss = np.abs(values.sum(axis=axis, dtype=np.float64) - 1.0).max()
+        found.append((float(values.min()), float(values.max()), float(miss)))
+    lowest, highest, misses = np.array(found).T
+    return float(lowest.min()), float(highest.max()), float(misses.max())
 
 
 def dtype_of(path: Path) -> np.dtype[Any]:
