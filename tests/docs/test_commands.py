@@ -208,7 +208,7 @@ def volumes(root: Path) -> None:
     """Scans, a network for them, softmax volumes of 3 classes and labels of two raters, as NIfTI files."""
     conv_onnx(root / "unet3d.onnx")
     (root / "ct.yaml").write_text(yaml_of(ROOT / "docs/howto/volumes.md", "ct"), encoding="utf-8")
-    for name in ("ct-softmax", "ct-labels", "ct-labels-2", "ct-scans"):
+    for name in ("ct-softmax", "ct-labels", "ct-labels-2", "ct-raters", "ct-scans"):
         (root / name).mkdir()
     for case in range(4):
         rng = np.random.default_rng(case)
@@ -221,6 +221,8 @@ def volumes(root: Path) -> None:
         nibabel.save(scan, root / f"ct-scans/patient{case}.nii.gz")
         second = np.roll(labels, 1, axis=0).astype(np.uint8).T
         nibabel.save(nibabel.Nifti1Image(second, np.eye(4)), root / f"ct-labels-2/patient{case}.nii.gz")
+        both = np.stack([labels.T.astype(np.uint8), second], axis=-1)
+        nibabel.save(nibabel.Nifti1Image(both, np.eye(4)), root / f"ct-raters/patient{case}.nii.gz")
 
 
 def zipped(images: Path, masks: Path, out: Path, prefix: str) -> None:

@@ -1,11 +1,14 @@
 """Several raters against brute force: the mean vote, every rater, the CRPS of volumes, and their agreement."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import nibabel
+import nrrd
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from scipy.integrate import quad
 from scipy.stats import norm
@@ -13,6 +16,7 @@ from scipy.stats import norm
 from densecal.errors import InputError
 from densecal.evaluation.raters import evaluate_raters
 from densecal.evaluation.worker import Settings
+from densecal.io.map_options import MapOptions
 from densecal.metrics.raters import volume_crps
 from tests.running import run
 
@@ -135,3 +139,118 @@ def test_masks_of_different_sizes_are_one_line(tmp_path):
     code, _, errors = run("raters", tmp_path / "maps", tmp_path / "a", tmp_path / "b", "--workers", 1)
     assert (code, errors.count("\n")) == (2, 1)
     assert "b/x.png: a mask of shape (4, 4); expected (8, 8), as the first rater's" in errors
+
+
+def save_nrrd(path, masks):
+    directions = np.vstack([[np.nan] * 3, np.diag(np.float32([0.8, 0.9, 2.5]))])  # as exact as NIfTI
+    nrrd.write(str(path), masks.transpose(0, 3, 2, 1), {"kinds": ["vector", *["domain"] * 3], "space": "RAS",
+               "space directions": directions, "space origin": [0, 0, 0]})  # fmt: skip
+
+
+STACKS = {
+    "nii.gz": lambda path, masks: nibabel.save(nibabel.Nifti1Image(masks.T, np.diag([0.8, 0.9, 2.5, 1])), path),
+    "nrrd": save_nrrd,
+    "npy": np.save,
+    "last.npy": lambda path, masks: np.save(path, np.moveaxis(masks, 0, -1)),
+}
+
+
+@pytest.mark.parametrize("classes", [None, K])
+@pytest.mark.parametrize("kind", STACKS)
+def test_volumes_with_the_masks_of_all_raters_are_scored_as_folders(root, tmp_path, kind, classes):
+    maps, masks = ("maps", "masks") if classes is None else ("softmax", "labels")
+    folders = [root / f"{masks}-{rater}" for rater in range(R)]
+    for case, labels in enumerate(np.stack([read(folder) for folder in folders], axis=1)):
+        STACKS[kind](tmp_path / f"{case}.{kind.removeprefix('last.')}", labels)
+    options = MapOptions(channels_last=kind == "last.npy")
+    figures = evaluate_raters(root / maps, [tmp_path], Settings(classes=classes, maps=options))
+    assert figures.raters == tuple(f"{tmp_path}, rater {rater} of {R}" for rater in (1, 2, 3))
+    own = evaluate_raters(root / maps, folders, Settings(classes=classes))
+    assert replace(figures, raters=()) == replace(own, raters=())
+
+
+PICTURES = {
+    "pages.tif": lambda path, masks: tifffile.imwrite(path, masks, photometric="minisblack"),
+    "bands.tif": lambda path, masks: tifffile.imwrite(
+        path, np.moveaxis(masks, 0, -1), photometric="minisblack", planarconfig="contig"
+    ),
+    "planes.tif": lambda path, masks: tifffile.imwrite(path, masks, photometric="minisblack", planarconfig="separate"),
+    "npy": np.save,
+}
+
+
+@pytest.mark.parametrize("classes", [None, K])
+@pytest.mark.parametrize("kind", PICTURES)
+def test_pictures_with_the_masks_of_all_raters_are_scored_as_folders(tmp_path, kind, classes):
+    rng = np.random.default_rng(0)
+    folders = [tmp_path / name for name in ("maps", "all", *map(str, range(R)))]
+    for folder in folders:
+        folder.mkdir()
+    for case in range(3):
+        p = rng.random((12, 14) if classes is None else (K, 12, 14)) ** 2
+        np.save(tmp_path / f"maps/{case}.npy", p if classes is None else p / p.sum(axis=0))
+        masks = rng.integers(0, 2 if classes is None else K, (R, 12, 14)).astype(np.uint8)
+        PICTURES[kind](tmp_path / f"all/{case}.{kind.rpartition('.')[2]}", masks)
+        for rater, mask in enumerate(masks):
+            Image.fromarray(mask).save(tmp_path / f"{rater}/{case}.png")
+    own, stacked = (
+        evaluate_raters(folders[0], raters, Settings(classes=classes)) for raters in (folders[2:], [folders[1]])
+    )
+    assert replace(stacked, raters=()) == replace(own, raters=())
+    assert own.ece_raters[0] != own.ece_raters[1]
+
+
+def test_files_of_which_it_is_not_clear_where_the_raters_are_refused(tmp_path):
+    (tmp_path / "maps").mkdir()
+    for case in "ab":
+        np.save(tmp_path / f"maps/{case}.npy", np.full((12, 14), 0.7))
+
+    def message(kind, *masks, classes=None, **options):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for case, mask in zip("ab", masks, strict=False):
+            np.save(folder / f"{case}.npy", mask)
+        with pytest.raises(InputError) as error:
+            evaluate_raters(tmp_path / "maps", [folder], Settings(classes=classes, maps=MapOptions(**options)))
+        return str(error.value)
+
+    few, many, single = (np.ones(shape, bool) for shape in ((2, 12, 14), (3, 12, 14), (12, 14)))
+    last = np.moveaxis(few, 0, -1)
+    assert message("last", last, last).endswith(
+        "a.npy: an array of shape (12, 14, 2); expected raters first, or --channels-last"
+    )
+    assert message("first", few, few, channels_last=True).endswith(
+        "a.npy: an array of shape (2, 12, 14); expected raters last, or no --channels-last"
+    )
+    assert message("unlike", few, many).endswith("b.npy: masks of 3 raters; expected those of 2, as in the first file")
+    assert message("one", few, single).endswith("b.npy: masks of 1 raters; expected those of 2, as in the first file")
+    assert "a.npy: a mask of one rater; expected a folder of masks for each of two raters" in message(
+        "alone", single, single
+    )
+    assert message("regions", few, few, classes=2, multilabel=True, region="0").endswith(
+        "regions: one folder of masks beside --multilabel; expected a folder of masks for each rater"
+    )
+    (tmp_path / "png").mkdir()
+    for case in "ab":
+        Image.fromarray(np.uint8(single)).save(tmp_path / f"png/{case}.png")
+    with pytest.raises(InputError, match=r"a\.png: a picture of one rater; expected a folder of masks for each"):
+        evaluate_raters(tmp_path / "maps", [tmp_path / "png"], Settings())
+
+
+def test_what_looks_wrong_is_said(tmp_path):
+    for name in ("maps", "one", "two"):
+        (tmp_path / name).mkdir()
+    for case in range(2):
+        Image.fromarray(np.uint8(np.linspace(0, 100, 256).reshape(16, 16))).save(tmp_path / f"maps/{case}.png")
+        for name in ("one", "two"):
+            Image.fromarray(np.uint8(np.tri(16) * 255)).save(tmp_path / f"{name}/{case}.png")
+    folders = (tmp_path / "maps", tmp_path / "one", tmp_path / "two")
+    code, _, err = run("raters", *folders)
+    assert code == 2
+    assert "no level above 100 in any 8-bit map" in err
+    for case in range(2):
+        Image.fromarray(np.uint8(np.linspace(0, 100, 64).reshape(8, 8))).save(tmp_path / f"maps/{case}.png")
+    code, _, err = run("raters", *folders, "--max-value", 100)
+    assert code == 0
+    assert "warning: 2 maps differ in size from their mask: they were resized to the mask bilinearly" in err
+    assert run("raters", *folders, "--max-value", 100, "--max-pixels", 100)[0] == 2

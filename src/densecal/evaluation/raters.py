@@ -7,10 +7,9 @@ together give it exactly.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,13 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Interval
 from densecal.evaluation.folders import plan_of, score_folder
+from densecal.evaluation.totals import warnings_of
 from densecal.evaluation.worker import Settings
-from densecal.io.pairs import Pair, read_class_pair, read_foreground_pair
+from densecal.io.map_options import Channel
+from densecal.io.map_values import check_scale
+from densecal.io.masks import VOID, read_foreground, read_label_mask
+from densecal.io.pairs import Pair
+from densecal.io.rater_stacks import count_raters
 from densecal.metrics.bootstrap import intervals
 from densecal.metrics.cases import dice_of
 from densecal.metrics.overlap import mean_interval
@@ -54,13 +58,14 @@ class RaterFigures:
     """A method against several raters.
 
     Attributes:
-        raters: Folders of their masks.
+        raters: Folders of their masks, or numbers in files that hold the masks of all.
         images: Cases.
         ece_mean_vote: Calibration error against the mean vote.
         ece_mean_vote_ci: Its 95 % interval over cases.
         ece_raters: Calibration error against every rater.
         unit: Of volumes: ``ml``, or ``pixels`` where no file says the distance of voxels.
         classes: By class, for K classes without class 0.
+        warnings: What looks wrong with the maps or masks.
     """
 
     raters: tuple[str, ...]
@@ -70,6 +75,7 @@ class RaterFigures:
     ece_raters: tuple[float, ...]
     unit: str
     classes: tuple[RaterClass, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def evaluate_raters(
@@ -83,25 +89,26 @@ def evaluate_raters(
 
     Args:
         predictions: Folder of maps.
-        raters: A folder of masks for each rater, with the same names.
+        raters: A folder of masks for each rater, with the same names; or one, whose files hold the masks of all raters.
         settings: As for `evaluate`; no surfaces and boundary bands are measured.
         workers: Processes to use.
         progress: Told how many pairs are scored.
     """
-    if len(raters) < 2:
-        raise InputError("MASKS", "one rater", "a folder of masks for each of two raters or more")
-    settings = dataclasses.replace(settings, full=False)
+    settings = replace(settings, full=False)
+    folders = list(_raters(predictions, raters, settings))
     totals = []
-    for number, folder in enumerate(raters, start=1):
-        bar = retitle(progress, f"Rater {number} of {len(raters)}")
-        part = score_folder(predictions, folder, settings=settings, workers=workers, progress=bar)
+    for number, (_, folder, own) in enumerate(folders, start=1):
+        bar = retitle(progress, f"Rater {number} of {len(folders)}")
+        part = score_folder(predictions, folder, settings=own, workers=workers, progress=bar)
         assert part is not None
         totals.append(part.total)
-    plans = [plan_of(predictions, folder, settings) for folder in raters]
+    plans = [plan_of(predictions, folder, own) for _, folder, own in folders]
     settings = plans[0][1]  # completed by what the folders say
-    for folder, (_, other) in zip(raters, plans, strict=True):
+    for (name, _, _), (_, other) in zip(folders, plans, strict=True):
         if other.class_names != settings.class_names:
-            raise InputError(folder, "other classes", f"those of {raters[0]}")
+            raise InputError(name, "other classes", f"those of {folders[0][0]}")
+    if any(total.findings.foreground for total in totals):
+        check_scale(totals[0].highest, predictions, settings.maps)
     meter = settings.calibration_meter()
     for total in totals:
         meter.merge(total.meter)
@@ -111,16 +118,33 @@ def evaluate_raters(
     unit = "pixels" if np.isnan(sizes).any() else "ml"
     scale = np.ones(len(sizes)) if unit == "pixels" else sizes
     labels = range(1) if settings.binary else range(1, settings.classes or 1)
-    agreement = _agreement([plan.pairs for plan, _ in plans], settings)
+    agreement = _agreement([(plan.pairs, own) for plan, own in plans])
     return RaterFigures(
-        tuple(map(str, raters)),
+        tuple(name for name, _, _ in folders),
         len(names),
         result.ece_ew,
-        intervals(result.rows, names * len(raters))["ece_ew"],
+        intervals(result.rows, names * len(folders))["ece_ew"],
         tuple(total.meter.compute().ece_ew for total in totals),
         unit,
         tuple(_class_figures(1 if settings.binary else k, rows[:, :, k], scale, agreement[:, k]) for k in labels),
+        tuple(dict.fromkeys(line for total in totals for line in warnings_of(total.findings, settings))),
     )
+
+
+def _raters(predictions: Path, folders: Sequence[Path], settings: Settings) -> Iterator[tuple[str, Path, Settings]]:
+    """Yield what every rater is called, the folder with the masks, and how they are read."""
+    if len(folders) > 1:
+        yield from ((str(folder), folder, settings) for folder in folders)
+        return
+    plan, _ = plan_of(predictions, folders[0], settings)
+    first = plan.pairs[0].mask
+    assert first is not None
+    if settings.maps.multilabel:
+        raise InputError(folders[0], "one folder of masks beside --multilabel", "a folder of masks for each rater")
+    raters = count_raters(first, settings.max_slab_pixels, settings.maps)
+    for index in range(raters):
+        maps = replace(settings.maps, rater=Channel(index, raters))
+        yield f"{folders[0]}, rater {index + 1} of {raters}", folders[0], replace(settings, maps=maps)
 
 
 def _class_figures(
@@ -140,12 +164,13 @@ def _class_figures(
     )
 
 
-def _agreement(by_rater: list[list[Pair]], settings: Settings) -> NDArray[np.float64]:
+def _agreement(by_rater: list[tuple[list[Pair], Settings]]) -> NDArray[np.float64]:
     """Return the mean Dice of every two raters, (cases, classes)."""
+    settings = by_rater[0][1]
     classes = [1] if settings.binary else list(range(settings.classes or 1))
     scores = []
-    for pairs in zip(*by_rater, strict=True):
-        masks = [_labels(pair, settings) for pair in pairs]
+    for pairs in zip(*(pairs for pairs, _ in by_rater), strict=True):
+        masks = [_labels(pair, own) for pair, (_, own) in zip(pairs, by_rater, strict=True)]
         first = masks[0][0].shape
         for pair, (labels, _) in zip(pairs, masks, strict=True):
             if labels.shape != first:
@@ -158,9 +183,12 @@ def _agreement(by_rater: list[list[Pair]], settings: Settings) -> NDArray[np.flo
 
 def _labels(pair: Pair, settings: Settings) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Return the labels of a mask, and which of them count."""
+    assert pair.mask is not None
+    limit, maps, name = settings.max_slab_pixels, settings.maps, str(pair.mask)
     if settings.binary:
-        read = read_foreground_pair(pair, settings.ignore_index, settings.max_pixels, settings.maps)
-        return read.mask.foreground.astype(np.uint8), read.valid
-    void = 255 if settings.ignore_index is None else settings.ignore_index
-    several = read_class_pair(pair, settings.classes or 1, void, settings.max_pixels, settings.maps)
-    return several.labels, several.labels != void
+        mask = read_foreground(pair.mask, name, settings.ignore_index, limit, maps)
+        valid = np.ones(mask.foreground.shape, bool) if mask.void is None else ~mask.void
+        return mask.foreground.astype(np.uint8), valid
+    void = VOID if settings.ignore_index is None else settings.ignore_index
+    labels = read_label_mask(pair.mask, name, settings.classes or 1, void, limit, maps).labels
+    return labels, labels != void

@@ -11,7 +11,7 @@ from densecal.io.relabel import Relabel
 
 @dataclass(frozen=True)
 class Channel:
-    """One channel of maps that hold a probability for each of several regions, which may overlap.
+    """One channel of maps that hold a probability for each of several regions, or of masks of several raters.
 
     Attributes:
         index: Which.
@@ -38,6 +38,7 @@ class MapOptions:
         multilabel: Maps hold K probabilities per pixel, each of a region of its own.
         region: The name of the region to read, of several.
         channel: The channel of that region; layouts set it.
+        rater: The rater whose mask is read, of files that hold the masks of several.
         relabel: What the labels in masks mean; layouts set it.
     """
 
@@ -53,6 +54,7 @@ class MapOptions:
     region: str | None = None
     channel: Channel | None = None
     relabel: Relabel | None = None
+    rater: Channel | None = None
 
     def __post_init__(self) -> None:
         if self.max_value is not None and not (math.isfinite(self.max_value) and self.max_value > 0):

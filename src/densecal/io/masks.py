@@ -23,6 +23,7 @@ from densecal.io.images import (
     stored_levels,
 )
 from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.rater_stacks import raters_of
 from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
 from densecal.io.readers.tiff import is_geotiff
@@ -117,7 +118,7 @@ def read_foreground(
         labels = _read_label_levels(source, name, max_pixels, options)
         levels = _relabel(labels.levels, options.relabel, name)
         return _stored_foreground(replace(labels, levels=levels), name, ignore_index)
-    if has_reader(source) or (options.channel is not None and isinstance(source, Path)):
+    if has_reader(source) or (_has_channels(options) and isinstance(source, Path)):
         return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
@@ -174,7 +175,7 @@ def _relabel(labels: Levels, new: Relabel, name: str) -> Levels:
 
 def _read_label_levels(source: Path | BinaryIO, name: str, max_pixels: int, options: MapOptions) -> StoredMask:
     """Read labels as they are stored."""
-    if has_reader(source):
+    if has_reader(source) or (options.rater is not None and isinstance(source, Path)):
         return read_stored_mask(source, name, max_pixels, options)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         return StoredMask(_label_indices(image, name), None, None)
@@ -252,7 +253,9 @@ class StoredMask:
 
 
 def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions = AS_STORED) -> StoredMask:
-    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255; of one region, its channel.
+    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255.
+
+    Of a mask with a channel for every region or rater, one channel is read.
 
     Args:
         path: The file.
@@ -261,13 +264,18 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         options: The order of axes, where the format does not say it.
     """
     reader = find_reader(path)
-    channel = options.channel if options.relabel is None else None
+    channel = options.rater or (options.channel if options.relabel is None else None)
     if reader is None:
-        raise InputError(name, "a picture of one channel", "a mask with a channel per region, or dataset.json")
-    regions = 1 if channel is None else channel.of
-    with reader(path, None, max_pixels * regions) as stored:
-        space = axes_of_space(stored, regions > 1)
-        axes = find_axes(stored, name, regions, replace(AS_STORED, axes=options.axes), space)
+        of = "region, or dataset.json" if options.rater is None else "rater"
+        raise InputError(name, "a picture of one channel", f"a mask with a channel per {of}")
+    channels = 1 if channel is None else channel.of
+    with reader(path, None, max_pixels * channels) as stored:
+        own = replace(AS_STORED, axes=options.axes)
+        if options.rater is not None:
+            own = replace(own, channels_last=options.channels_last)
+            if (raters := raters_of(stored, name, options)) != channels:
+                raise InputError(name, f"masks of {raters} raters", f"those of {channels}, as in the first file")
+        axes = find_axes(stored, name, channels, own, axes_of_space(stored, channels > 1))
         index = None if channel is None else channel.index
         array, void = axes.read(stored, channel=index), axes.read_void(stored, channel=index)
         geometry = axes.geometry(stored)
@@ -295,6 +303,11 @@ def axes_of_space(stored: LazyArray, several: bool) -> int:
     channels = 0 if several and stored.channels is None else stored.channels
     lengths = [length for axis, length in enumerate(stored.shape) if axis != channels]
     return 3 if len(lengths) >= 3 and lengths[-3] > 1 else 2
+
+
+def _has_channels(options: MapOptions) -> bool:
+    """Return whether masks have a channel for every region or rater."""
+    return options.channel is not None or options.rater is not None
 
 
 def has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:

@@ -101,7 +101,7 @@ def open_large(pair: Pair, classes: int | None, max_pixels: int, options: MapOpt
         options: How the map is stored.
     """
     read_map = find_reader(pair.prediction)
-    special = len(pair.files) > 1 or options.channel is not None or options.relabel is not None
+    special = len(pair.files) > 1 or any((options.channel, options.relabel, options.rater))
     if pair.mask is None or read_map is None or not has_reader(pair.mask) or special:
         yield None
         return
