@@ -45,7 +45,7 @@ def score(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         with tempfile.TemporaryDirectory() as folder:
             pairs = [write_pair(Path(folder), row) for row in batch.itertuples()]
             total, _ = score_all(sorted(pairs, key=lambda pair: pair.stem), Settings(), 1, False, silent)
-        yield pd.DataFrame({"part": [pack_partial(Partial("", "", total, (), None))]})
+        yield pd.DataFrame({"part": [pack_partial(Partial("", "", total, ()))]})
 
 
 def write_pair(folder: Path, row: Any) -> Pair:
@@ -78,7 +78,7 @@ def main(maps: str, masks: str, out: str) -> None:
     pairs = files(spark, maps, "map").join(files(spark, masks, "mask"), "stem")
     parts = pairs.mapInPandas(score, "part binary").rdd.map(lambda row: bytes(row.part))
     whole = merged([parts.treeReduce(merge)])
-    named = Partial(PurePosixPath(maps).name, dataset_name(Path(masks)), whole.total, whole.skipped, None)
+    named = Partial(PurePosixPath(maps).name, dataset_name(Path(masks)), whole.total, whole.skipped)
     write_json(Path(out), {"densecal": "evaluate"} | to_file([compute(named, maps, masks).record]))
     spark.stop()
 

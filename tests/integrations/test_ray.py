@@ -76,13 +76,16 @@ def killing(monkeypatch: pytest.MonkeyPatch, command: str, cluster: Cluster, nod
         yield killed
 
 
-def test_two_nodes_give_the_bytes_of_one_process(tmp_path):
+def test_two_nodes_give_the_bytes_of_one_process(tmp_path, monkeypatch):
     maps, masks = write_maps(tmp_path, 100, (22, 30), (np.uint8, np.uint16, np.float32))
     (maps / "im00097.png").write_bytes(b"damaged")
     common = ["evaluate", maps, masks, "--skip-bad", "--json"]
     with cluster_of(2) as (cluster, _):
         ours = ["--engine", "ray", "--address", cluster.address]
         assert run(*common, tmp_path / "ray.json", *ours)[0] == 0
+        monkeypatch.setattr("densecal.evaluation.totals.MOST_KEPT", 50)
+        assert run(*common, tmp_path / "ray-sums.json", *ours)[0] == 0
+        monkeypatch.undo()
         code, _, err = run("evaluate", maps, masks, *ours)
         assert (code, err.count("\n")) == (2, 1)
         assert "im00097.png: not an image" in err
@@ -96,6 +99,9 @@ def test_two_nodes_give_the_bytes_of_one_process(tmp_path):
     Image.new("L", (30, 22)).save(masks / "im00097.png")
     assert run(*common, tmp_path / "one.json", "--workers", 1)[0] == 0
     assert (tmp_path / "ray.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+    monkeypatch.setattr("densecal.evaluation.totals.MOST_KEPT", 50)
+    assert run(*common, tmp_path / "one-sums.json", "--workers", 1)[0] == 0
+    assert (tmp_path / "ray-sums.json").read_bytes() == (tmp_path / "one-sums.json").read_bytes()
 
 
 # ------------------------------------------------------------------ nodes that die

@@ -263,7 +263,7 @@ def _write_partial(
     if part is not None:
         write_partial(target, part)
         _print_skipped(part.skipped)
-        print_line(f"{len(part.total.stems)} images in {target}; densecal merge adds up the parts", target)
+        print_line(f"{part.total.images} images in {target}; densecal merge adds up the parts", target)
 
 
 def _score(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, progress_bar
+from densecal.cli.common import Force, check_targets, print_note, progress_bar
 from densecal.cli.evaluate import report_evaluations
 
 
@@ -43,4 +43,6 @@ def merge(
     check_outputs("evaluate", [(json, "json"), (csv, "csv"), (latex, "tex")], parts, force)
     with progress_bar() as report:
         whole = merge_partials(parts, name, dataset, report)
+    if whole.unchecked:
+        print_note(f"note: {whole.unchecked:,} images came without names: parts that overlap there were not noticed")
     report_evaluations([compute(whole, "PART", "PART")], [], json, csv, latex, None)

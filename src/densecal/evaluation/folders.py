@@ -34,7 +34,7 @@ class Evaluation:
 
     Attributes:
         record: Every figure.
-        stems: Names of the scored images in the order of ``rows``.
+        stems: Names of the scored images in the order of ``rows``; none where there are too many to keep each.
         rows: Sums per image, for paired intervals.
         groups: The group of every image, where images are grouped.
     """
@@ -151,12 +151,11 @@ def score_folder(
     pairs, unpaired = plan.pairs, plan.unpaired
     if groups is not None:
         groups.of([pair.stem for pair in pairs])
-    total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes, engine)
+    total, unreadable = score_all(pairs, settings, workers, skip_bad, progress, processes, engine, groups)
     if not processes.first:
         return None
     skipped = in_order(map(skipped_file, [*unpaired, *unreadable]))
-    named = None if groups is None else groups.of(total.stems)
-    return Partial(name or predictions.resolve().name, dataset or dataset_name(masks), total, skipped, named)
+    return Partial(name or predictions.resolve().name, dataset or dataset_name(masks), total, skipped)
 
 
 def plan_of(predictions: Path, masks: Path, settings: Settings, skip_bad: bool = False) -> tuple[Plan, Settings]:
@@ -183,16 +182,15 @@ def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evalua
         InputError: There is nothing to measure.
     """
     total = part.total
-    if not total.stems:
+    if not total.images:
         raise InputError(predictions, "no map that could be scored", "at least one readable pair")
     rows = total.meter.sketch.image_rows()
-    if not rows[:, 0].any():
+    if not rows[:, 0].any() and (total.sums is None or not total.sums.table.images):
         raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
-    if 0 < total.findings.volumes < len(total.stems):
-        found = f"{total.findings.volumes} volumes among {len(total.stems)} files"
+    if 0 < total.findings.volumes < total.images:
+        found = f"{total.findings.volumes} volumes among {total.images} files"
         raise InputError(predictions, found, "volumes alone, or pictures alone")
-    record = total.record(part.name, part.dataset, part.skipped, part.groups)
-    return Evaluation(record, total.stems, rows, part.groups)
+    return Evaluation(total.record(part.name, part.dataset, part.skipped), total.stems, rows, total.groups)
 
 
 def score_all(
@@ -203,6 +201,7 @@ def score_all(
     progress: Progress,
     processes: Processes = ALONE,
     engine: Engine | None = None,
+    groups: Groups | None = None,
 ) -> tuple[Total, list[InputError]]:
     """Score the pairs and add everything up.
 
@@ -214,11 +213,11 @@ def score_all(
     engine = engine or InProcesses(min(workers, len(chunks)), ["densecal.evaluation.worker"])
     try:
         outcome: tuple[Total, list[InputError]] | InputError = _score_share(
-            chunks, settings, engine, skip_bad, progress
+            chunks, settings, engine, skip_bad, progress, groups
         )
     except InputError as error:  # the other processes wait for the sums of this one
         outcome = error
-    total = Total(settings)
+    total = Total(settings, groups is not None)
     skipped: list[InputError] = []
     for part in processes.gather(outcome) or [outcome]:
         if isinstance(part, InputError):
@@ -234,10 +233,14 @@ def skipped_file(error: InputError) -> SkippedFile:
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:
-    """Compare every two methods that were evaluated on the same images: differences of figures, with intervals."""
+    """Compare every two methods that were evaluated on the same images: differences of figures, with intervals.
+
+    Where there were too many images to keep the rows of each, there is no difference.
+    """
     differences = []
     for a, b in combinations(evaluations, 2):
-        if a.record.dataset != b.record.dataset or a.stems != b.stems or a.rows.shape != b.rows.shape:
+        same = a.record.dataset == b.record.dataset and a.stems == b.stems and a.rows.shape == b.rows.shape
+        if not same or not len(a.rows):
             continue
         ci = paired_intervals(a.rows, b.rows, a.groups)
         difference = {name: a.record.calibration[name] - b.record.calibration[name] for name in ci}
@@ -251,9 +254,14 @@ def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
 
 
 def _score_share(
-    chunks: Sequence[list[Pair]], settings: Settings, engine: Engine, skip_bad: bool, progress: Progress
+    chunks: Sequence[list[Pair]],
+    settings: Settings,
+    engine: Engine,
+    skip_bad: bool,
+    progress: Progress,
+    groups: Groups | None,
 ) -> tuple[Total, list[InputError]]:
-    total, done = Total(settings), 0
+    total, done = Total(settings, groups is not None), 0
     skipped: list[InputError] = []
     pairs = sum(len(chunk) for chunk in chunks)
     calls = ((chunk, settings, total.uses_fine_bins) for chunk in chunks)
@@ -261,7 +269,7 @@ def _score_share(
         if part.bad and not skip_bad:
             raise part.bad[0]
         skipped += part.bad
-        total.add(part)
+        total.add(part, () if groups is None else groups.of(part.stems))
         done += len(part.stems) + len(part.bad)
         progress("Scoring", done, pairs)
     return total, skipped

@@ -113,7 +113,7 @@ def errors_at(values: NDArray[np.generic], truth: NDArray[np.bool_], threshold: 
 
 def expected_costs(
     classes: Sequence[Atoms],
-    errors: NDArray[np.float64],
+    errors: NDArray[np.float64] | None,
     pixels: NDArray[np.float64],
     prices: Prices,
     groups: Sequence[str] | None,
@@ -122,19 +122,24 @@ def expected_costs(
 
     Args:
         classes: Probabilities of the classes, or of the foreground.
-        errors: Misses and false alarms of every image and class at the threshold of the prices, (images, classes, 2).
+        errors: Misses and false alarms of every image and class at the threshold of the prices, (images, classes, 2);
+            without them there are no intervals.
         pixels: Valid pixels of every image.
         prices: What errors cost.
         groups: The group of every image, where intervals resample groups.
     """
     costs = []
     for k, atoms in enumerate(classes):
+        cost = expected_cost(atoms, prices)
+        if errors is None:
+            costs.append(cost)
+            continue
         table = np.zeros((len(pixels), len(ROW_SCALARS) + 1))
         table[:, 0] = pixels
         table[:, ROW_SCALARS.index("brier")] = errors[:, k] @ (prices.miss, prices.false_alarm)
         # A cost per pixel is a ratio of sums over images, as the Brier score is.
         ci = intervals(table, groups)["brier"]
-        costs.append(replace(expected_cost(atoms, prices), ci=ci))
+        costs.append(replace(cost, ci=ci))
     return tuple(costs)
 
 

@@ -341,8 +341,8 @@ class _Scores:
         self._add_segmentation()
         assert isinstance(self.histogram, Tensor)
         entropy = Entropy(tuple(self.histogram.tolist()), tuple(torch.cat(self.entropies).tolist()))
-        groups = None if data.groups is None else data.groups.of(self.total.stems)
-        record = replace(self.total.record(name, data.name, groups=groups), entropy=entropy)
+        groups = self.total.groups = None if data.groups is None else data.groups.of(self.total.stems)
+        record = replace(self.total.record(name, data.name), entropy=entropy)
         if self.flips:
             rate, ends = flip_rate(torch.cat(self.flips).cpu().numpy(), groups)
             figures, ci = record.calibration.figures, record.calibration.ci

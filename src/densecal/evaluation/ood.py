@@ -60,7 +60,7 @@ def evaluate_ood(
     total, skipped = score_all(layout.pairs, plain, workers, skip_bad, progress, processes, engine)
     if not processes.first:
         return None
-    if not total.stems:
+    if not total.images:
         raise InputError(predictions, "no map that could be scored", "at least one readable map")
     folder = predictions.resolve().name
     record = total.record(name or folder, dataset or folder, map(skipped_file, skipped))

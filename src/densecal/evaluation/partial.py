@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.findings import Findings
+from densecal.evaluation.image_sums import name_hash, read_image_sums
 from densecal.evaluation.record import SkippedFile
 from densecal.evaluation.repair import BINS
 from densecal.evaluation.totals import Total
@@ -37,6 +38,8 @@ _SETTINGS = ("bins", "full", "classes", "ignore_index", "entropy", "class_names"
 _EXPECTED = "a part that densecal evaluate --partial wrote"
 _MOST = 1e18
 """Largest number of pixels, distance or size of a voxel."""
+MOST_HASHES = 1 << 27
+"""Images whose names are compared when parts are merged, by 8 bytes each."""
 _LIMITS = {"bins": 1000, "classes": 255, "ignore_index": 255}
 
 Array = NDArray[Any]
@@ -51,14 +54,14 @@ class Partial:
         dataset: Data set.
         total: The sums, with the images in the order of their names.
         skipped: Files that were left out, as `in_order` sorts them.
-        groups: The group of every image, where images are grouped.
+        unchecked: Images that were merged without their names, so that none of them was looked for in other parts.
     """
 
     name: str
     dataset: str
     total: Total
     skipped: tuple[SkippedFile, ...]
-    groups: list[str] | None
+    unchecked: int = 0
 
 
 def in_order(skipped: Iterable[SkippedFile]) -> tuple[SkippedFile, ...]:
@@ -85,8 +88,10 @@ def pack_partial(part: Partial) -> bytes:
     for name, column in _columns(total.settings).items():
         arrays[f"{EACH}{name}"] = np.array(total.each.entries(name), np.float64).reshape(-1, *column.shape)
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
-    if part.groups is not None:
-        arrays[f"{EACH}groups"] = _to_bytes(part.groups)
+    if total.groups is not None:
+        arrays[f"{EACH}groups"] = _to_bytes(total.groups)
+    if total.sums is not None:
+        arrays |= total.sums.arrays()
     if total.settings.binary:
         arrays |= {"repair/counts": total.repair.counts, "repair/images": total.repair.images}
     if total.settings.entropy:
@@ -123,6 +128,7 @@ def read_partial(path: Path) -> Partial:
     with Container(path, str(path), COMMAND) as container:
         header = _Header(container)
         total = Total(header.settings)
+        total.sums = read_image_sums(container, header.settings.bins)
         state = _read_sketch(container, total)
         images = len(state["rows"])
         total.meter.load_state_dict(state)
@@ -134,14 +140,14 @@ def read_partial(path: Path) -> Partial:
             else:
                 total.each[name] = _each(container, name, images, (-1, *column.shape), column.most)
         total.stems = _names(container, "names", images)
-        groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
+        total.groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
         if "repair/counts" in container:
             _read_repair(container, total, images)
         if header.settings.entropy:
             total.entropy.histogram = container.array("entropy/histogram", "i8", (ENTROPY_BINS,))
-            total.entropy.images = _each(container, "entropy", images, (-1,), 1.0).tolist()
+            total.entropy.images = _each(container, "entropy", total.images, (-1,), 1.0).tolist()
         container.verify()
-    return Partial(header.name, header.dataset, total, header.skipped, groups)
+    return Partial(header.name, header.dataset, total, header.skipped)
 
 
 class _Header:
@@ -231,7 +237,8 @@ def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
     if given != expected:
         raise container.error("a sketch of other settings than its evaluation", _EXPECTED)
     pixels = total_count(state["top"][:, :2]) + total_count(state["levels"])
-    if total_count(state["rows"][:, 0].astype(np.int64)) != pixels or int(state["invalid"]):
+    counted = total_count(state["rows"][:, 0].astype(np.int64)) + (total.sums.pixels if total.sums else 0)
+    if counted != pixels or (total.sums and len(state["rows"])) or int(state["invalid"]):
         raise container.error("images and pixels that do not belong together", _EXPECTED)
     return state
 
@@ -242,7 +249,7 @@ def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> Exa
     shapes = {name: value.shape for name, value in meter.exact_sums().integers().items()}
     floats = {name for name, value in meter.state_dict().items() if np.issubdtype(value.dtype, np.floating)}
     integers = {name: container.array(f"segmentation/{name}", "i8", shape) for name, shape in shapes.items()}
-    scored = int((state["rows"][:, 0] > 0).sum())
+    scored = int((state["rows"][:, 0] > 0).sum()) + (total.sums.table.images if total.sums else 0)
     if "matrix" in integers:
         fits = total_count(integers["matrix"]) == total_count(state["top"][:, :2])
     else:
@@ -260,7 +267,7 @@ def _read_repair(container: Container, total: Total, images: int) -> None:
     sums.images = container.array("repair/images", "i8", sums.images.shape)
     if f"{EACH}shares" in container:  # the share of foreground, which parts of this version do not have
         _each(container, "shares", images, (-1,), 1.0)
-    pixels = int(total.meter.sketch.image_rows()[:, 0].sum())
+    pixels = int(total.meter.sketch.image_rows()[:, 0].sum()) + (total.sums.pixels if total.sums else 0)
     if (sums.counts < 0).any() or (sums.images < 0).any() or total_count(sums.counts.reshape(-1, BINS)) != pixels:
         raise container.error("pixels by logit that do not belong to its images", _EXPECTED)
 
@@ -310,32 +317,31 @@ def merge_partials(
     first: Partial | None = None
     names: dict[str, set[str]] = {"name": set(), "dataset": set()}
     skipped: list[SkippedFile] = []
-    groups: list[str] = []
-    owners: list[int] = []
-    for number, path in enumerate(track(paths, "Adding parts", progress)):
+    hashes: list[Array] = []
+    for path in track(paths, "Adding parts", progress):
         part = read_partial(path)
         if first is None:
-            first, total = part, Total(part.total.settings)
+            first, total = part, Total(part.total.settings, part.total.groups is not None)
         _check_settings(path, part, paths[0], first)
         try:
             total.merge(part.total)
         except ValueError as error:  # too many pixels
             raise InputError(path, str(error), "fewer parts") from None
         skipped += part.skipped
-        groups += part.groups or []
-        owners += [number] * len(part.total.stems)
+        fits = sum(map(len, hashes)) + len(part.total.stems) <= MOST_HASHES
+        hashes.append(np.array([name_hash(stem) for stem in part.total.stems] if fits else [], np.uint64))
         names["name"].add(part.name)
         names["dataset"].add(part.dataset)
     if first is None:
         raise InputError("PART", "no part", "at least one")
-    order = total.sort()
-    _refuse_overlap(total.stems, [paths[owners[i]] for i in order])
+    _refuse_overlap(paths, hashes)
+    total.sort()
     return Partial(
         name or _only(names["name"], "--name"),
         dataset or _only(names["dataset"], "--dataset"),
         total,
         in_order(skipped),
-        None if first.groups is None else [groups[i] for i in order],
+        total.images - sum(map(len, hashes)),
     )
 
 
@@ -345,20 +351,25 @@ def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial)
         own, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
         if own != expected:
             raise InputError(path, f"{key} {own}", f"{key} {expected}, as in {first_path}")
-    if (part.groups is None) != (first.groups is None):
-        states = ["without groups" if groups is None else "with groups" for groups in (part.groups, first.groups)]
+    groups = [other.total.groups for other in (part, first)]
+    if (groups[0] is None) != (groups[1] is None):
+        states = ["with groups" if listed is not None else "without groups" for listed in groups]
         raise InputError(path, states[0], f"a part {states[1]}, as {first_path}")
 
 
-def _refuse_overlap(stems: list[str], files: list[Path]) -> None:
-    """Refuse images, sorted by name, that are in two parts."""
-    twice = [i for i in range(1, len(stems)) if stems[i] == stems[i - 1]]
-    if twice:
-        i = twice[0]
-        more = f" ({len(twice)} images are there twice)" if twice[1:] else ""
-        raise InputError(
-            files[i], f"the image {stems[i]!r}{more}", f"it in {files[i - 1]} alone: parts must not overlap"
-        )
+def _refuse_overlap(paths: Sequence[Path], hashes: Sequence[Array]) -> None:
+    """Refuse images that are in two parts, given the hashes of the names in each."""
+    everything = np.sort(np.concatenate(hashes))
+    twice = everything[1:][everything[1:] == everything[:-1]]
+    if not len(twice):
+        return
+    first = next(i for i, own in enumerate(hashes) if np.isin(own, twice).any())
+    known = set(twice.tolist())
+    name = next(stem for stem in read_partial(paths[first]).total.stems if name_hash(stem) in known)
+    owners = [i for i, own in enumerate(hashes) for same in own == name_hash(name) if same]
+    more = f" ({len(twice)} images are there twice)" if len(twice) > 1 else ""
+    expected = f"it in {paths[first]} alone: parts must not overlap"
+    raise InputError(paths[owners[1]], f"the image {name!r}{more}", expected)
 
 
 def _only(names: set[str], option: str) -> str:

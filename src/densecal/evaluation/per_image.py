@@ -47,6 +47,10 @@ class PerImage:
         for name, column in other._columns.items():
             self._columns.setdefault(name, []).extend(column)
 
+    def clear(self) -> None:
+        """Forget all images."""
+        self._columns = {}
+
     def select(self, order: Sequence[int]) -> None:
         """Keep some images, in the given order."""
         for name, column in self._columns.items():

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.evaluation.case_figures import Interval
 from densecal.evaluation.folders import plan_of, score_folder
+from densecal.evaluation.image_sums import MOST_KEPT
 from densecal.evaluation.totals import warnings_of
 from densecal.evaluation.worker import Settings
 from densecal.io.map_options import Channel
@@ -101,6 +102,8 @@ def evaluate_raters(
         bar = retitle(progress, f"Rater {number} of {len(folders)}")
         part = score_folder(predictions, folder, settings=own, workers=workers, progress=bar)
         assert part is not None
+        if part.total.sums is not None:
+            raise InputError(predictions, f"{part.total.images:,} images", f"at most {MOST_KEPT:,} with several raters")
         totals.append(part.total)
     plans = [plan_of(predictions, folder, own) for _, folder, own in folders]
     settings = plans[0][1]  # completed by what the folders say

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from densecal.evaluation.case_figures import Cases
 from densecal.evaluation.cases import case_scores
 from densecal.evaluation.findings import FEW_LEVELS, Findings
+from densecal.evaluation.image_sums import FEW_GROUPS, JOINT_CELLS, MOST_KEPT, ImageSums, cells_of
 from densecal.evaluation.measures import Consistency, Region, SmoothDiagram, expected_costs
 from densecal.evaluation.per_image import PerImage
 from densecal.evaluation.record import (
@@ -33,13 +34,12 @@ from densecal.evaluation.worker import Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
 from densecal.metrics.confusion import ConfusionMeter
+from densecal.metrics.consistency import Consistency as ConsistencyBands
 from densecal.metrics.consistency import consistency
 from densecal.metrics.cost import ExpectedCost
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
-from densecal.metrics.levels import ROW_SCALARS
 from densecal.metrics.overlap import overlap_intervals, overlap_means
-from densecal.metrics.poisson import PoissonTable
 from densecal.metrics.regions import regions
 from densecal.metrics.segmentation import SegmentationMeter
 
@@ -48,18 +48,19 @@ if TYPE_CHECKING:
     from densecal.metrics.calibration_result import CalibrationResult
     from densecal.metrics.curves import ReliabilityCurve
 
-JOINT_CELLS = 100
-"""The joint density of confidence and accuracy is kept on a grid of this many cells per side."""
-MANY_UNITS = 1_000_000
-"""With more images, or groups, intervals are those of a Poisson table, whose memory does not grow with them."""
 _COMMON = 0.9
 """Share of maps with the same fault from which on there is a warning."""
 
 
 class Total:
-    """The sum of the parts of an evaluation."""
+    """The sum of the parts of an evaluation.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: How the images are scored.
+        grouped: Whether images are grouped, and parts come with the groups of theirs.
+    """
+
+    def __init__(self, settings: Settings, grouped: bool = False) -> None:
         self.settings = settings
         self.meter: CalibrationMeter = settings.calibration_meter()
         self.segmentation = ExactSums()
@@ -69,6 +70,10 @@ class Total:
         self.repair = RepairSums()
         self.each = PerImage()
         self.stems: list[str] = []
+        self.groups: list[str] | None = [] if grouped else None
+        """The group of every image, where images are grouped."""
+        self.sums: ImageSums | None = None
+        """The images in place of ``stems``, ``groups``, ``each`` and the rows of ``meter``, once there are too many."""
         self.highest: dict[int, int] = {}
         """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
 
@@ -77,9 +82,21 @@ class Total:
         """Whether float maps are summarised in fine bins."""
         return self.meter.sketch.is_binned
 
-    def add(self, part: Part) -> None:
-        """Add the sums of some pairs."""
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return len(self.stems) + (0 if self.sums is None else self.sums.images)
+
+    def add(self, part: Part, groups: Sequence[str] = ()) -> None:
+        """Add the sums of some pairs.
+
+        Args:
+            part: The sums.
+            groups: The groups of its images, where images are grouped.
+        """
         self.stems += part.stems
+        if self.groups is not None:
+            self.groups += groups
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
         self.repair.merge(part.repair)
@@ -101,10 +118,13 @@ class Total:
         if ordered:
             sketch.add_rows(np.stack(ordered))
         self.segmentation.merge(part.segmentation)
+        self._sum_many()
 
     def merge(self, other: Total) -> None:
         """Add the sums of other pairs, which come after those here."""
         self.stems += other.stems
+        if self.groups is not None:
+            self.groups += other.groups or ()
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
         self.repair.merge(other.repair)
@@ -113,19 +133,39 @@ class Total:
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
             self._note_highest(levels, highest)
+        if other.sums is not None:
+            self.sums = self.sums or ImageSums(self.settings.bins)
+            self.sums.merge(other.sums)
+        self._sum_many()
+
+    def _sum_many(self) -> None:
+        """Add the images up once there are too many to keep each. The number of all images decides, not the cut."""
+        if not self.stems or (self.sums is None and len(self.stems) <= MOST_KEPT):
+            return
+        rows = self.meter.sketch.rows
+        self.sums = self.sums or ImageSums(self.settings.bins)
+        self.sums.add(self.stems, rows.array(), self.each["overlaps"], self.groups)
+        self.stems = []
+        if self.groups is not None:
+            self.groups = []
+        self.each.clear()
+        rows.clear()
 
     def _note_highest(self, levels: int, highest: int) -> None:
         self.highest[levels] = max(highest, self.highest.get(levels, 0))
 
-    def sort(self) -> list[int]:
-        """Put the images in the order of their names, and return where each was."""
+    def sort(self) -> None:
+        """Put the images in the order of their names."""
+        if self.sums is not None:
+            return
         order = sorted(range(len(self.stems)), key=self.stems.__getitem__)
         self.meter.sketch.rows.reorder(order)
         self.stems = [self.stems[i] for i in order]
+        if self.groups is not None:
+            self.groups = [self.groups[i] for i in order]
         self.each.select(order)
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
-        return order
 
     def segmentation_meter(self) -> SegmentationMeter | ConfusionMeter:
         """Return an empty meter whose sums are those of ``segmentation``."""
@@ -134,38 +174,45 @@ class Total:
         structure = self.settings.full and self.settings.ignore_index is None and not self.findings.volumes
         return SegmentationMeter(full=structure)
 
-    def record(
-        self, name: str, dataset: str, skipped: Iterable[SkippedFile] = (), groups: Sequence[str] | None = None
-    ) -> Record:
+    def record(self, name: str, dataset: str, skipped: Iterable[SkippedFile] = ()) -> Record:
         """Compute every figure.
 
         Args:
             name: Method.
             dataset: Data set.
             skipped: Files that were left out.
-            groups: The group of every image, where intervals resample groups.
         """
-        result = self.meter.compute()
-        names = self.stems if groups is None else groups
-        units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
+        groups, sums = self.groups, self.sums
+        result = self._result()
         scores, curves = self._segmentation()
-        overlaps = self.each["overlaps"]
+        if sums is None:
+            names = self.stems if groups is None else groups
+            units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
+            ci = result.ci if groups is None else intervals(result.rows, groups)
+            column = self.each["overlaps"]
+            overlaps, overlaps_ci = overlap_means(column), overlap_intervals(column, groups)
+            bands, joint = consistency(result.rows, result.reliability, groups), _joint(result)
+        else:
+            units = result.images if groups is None else len(sums.groups)
+            ci, (overlaps, overlaps_ci) = sums.intervals(), sums.overlaps()
+            bands, joint = sums.consistency(result.reliability), sums.joint()
         return Record(
             name=name,
             dataset=dataset,
-            images=len(self.stems),
+            images=self.images,
             pixels=result.pixels,
             skipped=tuple(skipped),
             warnings=(
                 *self._label_warnings(),
                 *warnings_of(self.findings, self.settings),
                 *_unit_warnings(units, groups is not None),
+                *(_sum_warnings(units, groups is not None) if sums is not None else ()),
             ),
-            calibration=calibration_of(result, groups, names if units > MANY_UNITS else None),
-            segmentation={**scores, **overlap_means(overlaps)},
-            segmentation_ci=overlap_intervals(overlaps, groups),
-            reliability=_reliability(result, groups),
-            joint=_joint(result),
+            calibration=Calibration(result.scalars(), ci),
+            segmentation={**scores, **overlaps},
+            segmentation_ci=overlaps_ci,
+            reliability=_reliability(result, bands),
+            joint=joint,
             settings=RecordSettings(
                 self.settings.bins, self.settings.classes, self.settings.ignore_index, self.settings.class_names
             ),
@@ -176,32 +223,40 @@ class Total:
             logits=self.repair.logit_counts(),
             # the images of one group may be in both halves
             repair=self.repair.repair(self.settings.bins) if groups is None else None,
-            cases=self._cases(groups),
-            regions=self._regions(result.rows, groups),
-            costs=self._costs(result, groups),
+            cases=self._cases() if sums is None else None,
+            regions=self._regions(result.rows) if sums is None else (),
+            costs=self._costs(result),
         )
 
-    def _cases(self, groups: Sequence[str] | None) -> Cases | None:
+    def _result(self) -> CalibrationResult:
+        """Return the calibration figures."""
+        from densecal.metrics.calibration_result import CalibrationResult
+
+        sketch = self.meter.sketch
+        return self.meter.compute() if self.sums is None else CalibrationResult.from_sketch(sketch, self.sums.table)
+
+    def _cases(self) -> Cases | None:
         """Return the scores of cases, where they were kept."""
         if "cases" not in self.each:
             return None
         volumes = self.findings.volumes > 0
         rows, confidences = self.each["cases"], self.each["confidences"]
-        return case_scores(rows, confidences, self.stems, volumes, self.settings.tolerance, groups)
+        return case_scores(rows, confidences, self.stems, volumes, self.settings.tolerance, self.groups)
 
-    def _regions(self, rows: NDArray[np.float64], groups: Sequence[str] | None) -> tuple[Region, ...]:
+    def _regions(self, rows: NDArray[np.float64]) -> tuple[Region, ...]:
         """Return the figures of every region."""
         zone_rows, sizes = (self.each["zones"], self.each["sizes"]) if "sizes" in self.each else (None, None)
-        return tuple(map(Region.of, regions(rows, zone_rows, sizes, groups)))
+        return tuple(map(Region.of, regions(rows, zone_rows, sizes, self.groups)))
 
-    def _costs(self, result: CalibrationResult, groups: Sequence[str] | None) -> tuple[ExpectedCost, ...]:
+    def _costs(self, result: CalibrationResult) -> tuple[ExpectedCost, ...]:
         """Return the costs of acting on the maps, where prices are given."""
         from densecal.metrics.binned import class_atoms
 
-        if self.settings.prices is None or "errors" not in self.each:
+        if self.settings.prices is None or (self.sums is None and "errors" not in self.each):
             return ()
+        errors = self.each["errors"] if self.sums is None else None
         classes = class_atoms(result.sketch)[1 if self.settings.binary else 0 :]
-        return expected_costs(classes, self.each["errors"], result.rows[:, 0], self.settings.prices, groups)
+        return expected_costs(classes, errors, result.rows[:, 0], self.settings.prices, self.groups)
 
     def _label_warnings(self) -> list[str]:
         """Return a warning if all masks of K classes hold one class."""
@@ -211,7 +266,8 @@ class Total:
         return [one_sided(int(classes[0]), int(classes[0]), len(self.stems), 2)] if len(classes) == 1 else []
 
     def _entropy(self) -> Entropy:
-        return Entropy(_integers(self.entropy.histogram), tuple(self.entropy.images))
+        images = self.entropy.images if self.sums is None else np.sort(self.entropy.images).tolist()
+        return Entropy(_integers(self.entropy.histogram), tuple(images))
 
     def _segmentation(self) -> tuple[dict[str, float | tuple[float, ...]], SegmentationCurves | None]:
         """Return the scores, and for foreground maps their curves over thresholds."""
@@ -276,24 +332,16 @@ def _unit_warnings(units: int, grouped: bool) -> list[str]:
     return [f"only one {what}: no intervals, because nothing shows how {what}s differ"] if units == 1 else []
 
 
-def calibration_of(
-    result: CalibrationResult, groups: Sequence[str] | None = None, drawn_by: Sequence[str] | None = None
-) -> Calibration:
-    """Return the figures of a meter as a record has them.
-
-    Args:
-        result: The figures.
-        groups: The group of every image, where intervals resample groups.
-        drawn_by: The name of every image or group, where there are too many to hold resamples of all in memory.
-    """
-    if drawn_by is not None:
-        table = PoissonTable(result.rows.shape[1] - len(ROW_SCALARS))
-        table.add(drawn_by, result.rows)
-        return Calibration(result.scalars(), table.intervals())
-    return Calibration(result.scalars(), result.ci if groups is None else intervals(result.rows, groups))
+def _sum_warnings(units: int, grouped: bool) -> list[str]:
+    """Return what the record does not have of too many images to keep each."""
+    left_out = "no figures of cases and regions, no intervals of costs"
+    warnings = [f"more than {MOST_KEPT:,} images, of which sums are kept: {left_out}"]
+    if grouped and 1 < units < FEW_GROUPS:
+        warnings.append(f"intervals from {units} groups of so many images are narrower than they should be")
+    return warnings
 
 
-def _reliability(result: CalibrationResult, groups: Sequence[str] | None) -> Reliability:
+def _reliability(result: CalibrationResult, bands: ConsistencyBands) -> Reliability:
     """Return the curves of the reliability diagrams, what calibrated models would show, and the histogram."""
     from densecal.metrics.binned import class_atoms, foreground_atoms
     from densecal.metrics.class_tables import class_figures
@@ -303,7 +351,7 @@ def _reliability(result: CalibrationResult, groups: Sequence[str] | None) -> Rel
     classes = class_atoms(result.sketch)
     of_foreground = foreground_atoms(result.sketch, classes)
     top = Atoms.from_counts(*result.sketch.top_atoms())
-    cell = _cells(top.value)
+    cell = cells_of(top.value)
     pixels, correct = np.zeros((2, JOINT_CELLS), np.int64)
     np.add.at(pixels, cell, top.count)
     np.add.at(correct, cell, top.hits)
@@ -319,7 +367,7 @@ def _reliability(result: CalibrationResult, groups: Sequence[str] | None) -> Rel
         None if foreground is None else Curve(*_curve(foreground)),
         SmoothDiagram.of(smooth_curve(top)),
         None if of_foreground is None else SmoothDiagram.of(smooth_curve(of_foreground)),
-        Consistency.of(consistency(result.rows, result.reliability, groups)),
+        Consistency.of(bands),
     )
 
 
@@ -346,7 +394,7 @@ def _thresholds(result: CalibrationResult) -> Thresholds:
 def _joint(result: CalibrationResult) -> Joint:
     """Count images by mean confidence and accuracy."""
     confidence, accuracy = result.image_points()
-    cells, counts = np.unique(np.stack([_cells(confidence), _cells(accuracy)], axis=1), axis=0, return_counts=True)
+    cells, counts = np.unique(np.stack([cells_of(confidence), cells_of(accuracy)], axis=1), axis=0, return_counts=True)
     return Joint(
         JOINT_CELLS,
         tuple((int(x), int(y), int(n)) for (x, y), n in zip(cells, counts, strict=True)),
@@ -354,8 +402,3 @@ def _joint(result: CalibrationResult) -> Joint:
         float(accuracy.mean()),
         math.sqrt(float(np.mean((confidence - accuracy) ** 2))),
     )
-
-
-def _cells(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return which of the equal cells of [0, 1] holds each value; 1.0 is in the last."""
-    return np.asarray(np.minimum((values * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1))

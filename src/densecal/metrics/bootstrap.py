@@ -25,6 +25,7 @@ from scipy.special import stdtrit
 from densecal.metrics.levels import ROW_SCALARS
 
 Floats = NDArray[np.float64]
+Interval = tuple[float, float]
 
 REPLICATES = 1000
 LEVEL = 0.95
@@ -80,7 +81,7 @@ def _ends(sample: _Estimates, point: dict[str, float], scales: Sequence[Floats])
         if name in _SIGNS:
             low, high = _invert(sample, name, scale)
         else:
-            low, high = _percentiles(point[name] - scale * sample.deviation(name))
+            low, high = percentiles(point[name] - scale * sample.deviation(name))
         low, high = max(min(low, point[name]), 0.0), max(high, point[name])
         ends[name] = (low, min(high, 1.0) if name in _SHARES else high)
     # ECE = OE + UE: where one of these may be large, so may the ECE
@@ -117,7 +118,7 @@ def paired_intervals(
         if name in _SIGNS:
             low, high = _gap_difference(a, b, name, scale)
         else:
-            low, high = _percentiles(point[name] - scale * (a.deviation(name) - b.deviation(name)))
+            low, high = percentiles(point[name] - scale * (a.deviation(name) - b.deviation(name)))
         ends[name] = (min(low, point[name]), max(high, point[name]))
     return ends
 
@@ -309,7 +310,8 @@ def _weights(units: int) -> Iterator[Floats]:
         yield np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units).astype(np.float64)
 
 
-def _percentiles(values: Floats) -> tuple[float, float]:
+def percentiles(values: Floats) -> Interval:
+    """Return the ends of the middle 95 %."""
     low, high = np.percentile(values, [100.0 * _TAIL, 100.0 * (1.0 - _TAIL)])
     return float(low), float(high)
 
@@ -375,7 +377,7 @@ def _gap_difference(a: _Sample, b: _Sample, name: str, scale: Floats) -> tuple[f
 
     estimate = float(_size(theta[0], name) - _size(theta[1], name))
     moved = difference(theta, [-e for e in noise])
-    low, high = _percentiles(estimate + moved)
+    low, high = percentiles(estimate + moved)
     # noise lifts the estimate by at most the second mean, and the percentiles by the first once more
     lift = float(np.mean(moved)) + float(np.mean(difference(least, noise)))
     return min(low, low - lift), max(high, high - lift)

@@ -23,6 +23,7 @@ from densecal.metrics.class_tables import adaptive_error, thresholded_adaptive_e
 from densecal.metrics.curves import Atoms, ReliabilityCurve, aurc, equal_mass, error_auroc, sweep
 from densecal.metrics.decomposition import decompose
 from densecal.metrics.levels import BOUNDARY_DISTANCES, ROW_SCALARS
+from densecal.metrics.poisson import PoissonTable
 from densecal.metrics.sketch import Sketch
 from densecal.metrics.smooth import smooth_error
 
@@ -73,6 +74,7 @@ class CalibrationResult:
         classwise: Equal-width curve of every class.
         rows: Per-image table that the intervals resample.
         sketch: The counts themselves, shared with the meter: later updates change them.
+        sums: Sums over images, where there were too many to keep their rows.
     """
 
     ece_ew: float
@@ -116,10 +118,16 @@ class CalibrationResult:
     classwise: list[ReliabilityCurve] = field(repr=False, metadata={"scalar": False})
     rows: NDArray[np.float64] = field(repr=False, metadata={"scalar": False})
     sketch: Sketch = field(repr=False, metadata={"scalar": False})
+    sums: PoissonTable | None = field(default=None, repr=False, metadata={"scalar": False})
 
     @classmethod
-    def from_sketch(cls, sketch: Sketch) -> CalibrationResult:
-        """Compute every figure of a sketch."""
+    def from_sketch(cls, sketch: Sketch, sums: PoissonTable | None = None) -> CalibrationResult:
+        """Compute every figure of a sketch.
+
+        Args:
+            sketch: The counts.
+            sums: The sums over images, in place of the rows of the sketch.
+        """
         invalid = int(sketch.tables["invalid"])
         if invalid:
             raise ValueError(
@@ -128,9 +136,11 @@ class CalibrationResult:
             )
         image_rows = sketch.image_rows()
         rows = with_image_ece(image_rows)
-        if len(rows) == 0:
+        images = len(rows) if sums is None else sums.images
+        if images == 0:
             raise ValueError("nothing to measure: no valid pixel has been counted")
-        pooled = {name: float(value) for name, value in figures(column_sums(rows)).items()}
+        by_image = figures(column_sums(rows)) if sums is None else sums.figures()
+        pooled = {name: float(value) for name, value in by_image.items()}
         top = Atoms.from_counts(*sketch.top_atoms())
         width, mass, swept = equal_width_curve(sketch), equal_mass(top, sketch.bins), sweep(top)
         classwise = classwise_curves(sketch)
@@ -171,19 +181,20 @@ class CalibrationResult:
             smece_foreground_exact=math.nan if of_foreground is None else smooth_error(of_foreground, exact=True)[0],
             tace=thresholded_adaptive_error(classes, sketch.bins),
             **decompose(pooled["brier"], pooled["nll"], decomposed, sketch.softmax),
-            images=len(rows),
+            images=images,
             pixels=top.total,
             reliability=width,
             reliability_foreground=foreground,
             classwise=classwise,
             rows=image_rows,
             sketch=sketch,
+            sums=sums,
         )
 
     @cached_property
     def ci(self) -> dict[str, tuple[float, float]]:
         """95 % intervals by name, from resampled images; NaN where there is only one image."""
-        return intervals(self.rows)
+        return intervals(self.rows) if self.sums is None else self.sums.intervals()
 
     def scalars(self) -> dict[str, float]:
         """Return the figures by name."""

@@ -54,12 +54,28 @@ def consistency(rows: Floats, curve: ReliabilityCurve, groups: Sequence[str] | N
     """
     gaps = _units(rows[:, len(ROW_SCALARS) :], rows[:, 0], groups)
     if len(gaps) < 2:
-        empty = np.full(len(curve.count), np.nan)
-        return Consistency(empty, empty, np.nan, np.nan, np.nan)
+        return unknown_bands(curve)
     resampled = np.concatenate([signs @ gaps for signs in _signs(len(gaps))])
-    total = rows[:, 0].sum()
-    errors = np.abs(resampled).sum(axis=1) / total
-    observed = np.abs(gaps.sum(axis=0)).sum() / total
+    return bands_of(resampled, gaps.sum(axis=0), rows[:, 0].sum(), curve)
+
+
+def unknown_bands(curve: ReliabilityCurve) -> Consistency:
+    """Return the bands of one image, or one group: NaN."""
+    empty = np.full(len(curve.count), np.nan)
+    return Consistency(empty, empty, np.nan, np.nan, np.nan)
+
+
+def bands_of(resampled: Floats, gaps: Floats, pixels: float, curve: ReliabilityCurve) -> Consistency:
+    """Return the bands from sums over images: a Poisson table's deviations are such sums with other random factors.
+
+    Args:
+        resampled: The gap of every bin in every resample, where images have random factors with mean 0 and variance 1.
+        gaps: The gap of every bin in the images as they are.
+        pixels: Valid pixels.
+        curve: The diagram of the same pixels.
+    """
+    errors = np.abs(resampled).sum(axis=1) / pixels
+    observed = np.abs(gaps).sum() / pixels
     filled = curve.count > 0
     ends = np.full((2, len(filled)), np.nan)
     quantiles = [(1.0 - LEVEL) / 2, (1.0 + LEVEL) / 2]

@@ -66,6 +66,10 @@ class RowTable:
         """Put the rows in another order."""
         self._array = self.array()[order]
 
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._array, self._count, self._pending = np.empty((64, self.width)), 0, []
+
     def array(self) -> Floats:
         """Return all rows in one array of its own."""
         pending, self._pending = self._pending, []
