@@ -14,14 +14,20 @@ from numpy.typing import NDArray
 from densecal.data import Source, open_source
 from densecal.data.pairs import Plan, find_plan
 from densecal.errors import InputError
-from densecal.io.map_files import map_targets, read_map, write_plane
+from densecal.io import MAX_PIXELS
+from densecal.io.map_files import map_targets, read_stored_map, write_plane
 from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.map_values import to_probabilities
 from densecal.io.masks import VOID
 from densecal.io.outputs import check_output_folder, check_outputs
 from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
+from densecal.io.raster_files import write_raster
+from densecal.io.readers.tiff import is_geotiff
 from densecal.io.row_chunks import row_chunks
+from densecal.io.suffixes import suffix_of
 from densecal.io.urls import fetch_ahead
 from densecal.io.volume_files import volume_kind, write_volume
+from densecal.io.zarr_files import write_zarr
 from densecal.metrics.flips import count_flips, flip_rate
 from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
@@ -182,7 +188,7 @@ def apply(
     """Write the calibrated maps of a folder of maps.
 
     8- and 16-bit maps become 16-bit PNG, because 8 bits would round what was calibrated; float maps become ``.npy``.
-    NIfTI, MetaImage and NRRD maps keep their format and geometry.
+    NIfTI, MetaImage, NRRD, GeoTIFF and Zarr maps keep their format and geometry, and GeoTIFF their pixels without data.
 
     Args:
         calibrator: A fitted calibrator.
@@ -209,31 +215,48 @@ def apply(
     check_outputs("calibrate apply", targets, inputs, force)
     flips = []
     for pair in track(_ahead(maps), "Calibrating", progress, len(maps)):
-        prediction = read_map(pair.files, calibrator.num_classes, options=options)
-        space = prediction.ndim - (calibrator.num_classes > 1)
+        several = calibrator.num_classes > 1
+        stored = read_stored_map(pair.files, calibrator.num_classes, MAX_PIXELS, options)
+        prediction = to_probabilities(stored.values, several) if options.logits else stored.values
+        space = prediction.ndim - several
         if space == 3:
             _refuse_images(pair, source)
         photograph = None if source is None else _read_photograph(source, pair.stem, prediction.shape[-2:])
         p = _calibrate(calibrator, _as_picture(prediction, space), photograph)
-        p = p.reshape(len(p), *prediction.shape[-space:])
-        flips.append(count_flips(prediction, p[0] if calibrator.num_classes == 1 else p, space))
-        _write(out / pair.stem, p[0] if calibrator.num_classes == 1 else p, pair.prediction, space)
+        p = p.reshape(prediction.shape)
+        valid = np.ones(p.shape[-space:], bool) if stored.void is None else ~stored.void
+        flips.append(count_flips(prediction[..., valid], p[..., valid], 1))
+        _write(out / pair.stem, p, pair.prediction, space, stored.void)
     return Applied(len(maps), *flip_rate(np.array(flips)))
 
 
 def _targets(out: Path, pair: Pair) -> list[tuple[Path, str]]:
     """Return the files that the map of a pair may get, each with its kind."""
-    kind = volume_kind(pair.prediction)
+    kind = _kind(pair.prediction)
     return map_targets(out, [pair.stem], ("png", "npy") if kind is None else (kind, "png", "npy"))
 
 
-def _write(stem: Path, p: Array, source: Path, space: int) -> None:
-    """Write a calibrated map, in the format of its source if that is one of volumes."""
-    if volume_kind(source) is None or space == 2:
-        write_plane(stem, p, "calibrate apply")
+def _kind(source: Path) -> str | None:
+    """Return the format of a file that says where its pixels lie, in which its calibrated map is written."""
+    if suffix_of(source) == ".zarr":
+        return "zarr"
+    return "tif" if suffix_of(source) in (".tif", ".tiff") and is_geotiff(source) else volume_kind(source)
+
+
+def _write(stem: Path, p: Array, source: Path, space: int, void: NDArray[np.bool_] | None) -> None:
+    """Write a calibrated map, in the format of its source if that says where pixels lie."""
+    kind, command = _kind(source), "calibrate apply"
+    if kind is None or (space == 2 and kind not in ("tif", "zarr")):
+        write_plane(stem, p, command)
         return
     p = p / np.float32(65535) if p.dtype == np.uint16 else p
-    write_volume(stem, p, source, "calibrate apply")
+    path = stem.with_name(f"{stem.name}.{kind}")
+    if kind == "tif":
+        write_raster(path, p, void, source, command)
+    elif kind == "zarr":
+        write_zarr(path, p, space, source, command)
+    else:
+        write_volume(stem, p, source, command)
 
 
 def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | None) -> Array:

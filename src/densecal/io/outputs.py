@@ -44,6 +44,7 @@ _HEADS = {
     "nii": rb"(.{148}|.{240})densecal COMMAND\0",
     "mha": rb"Comment = densecal COMMAND\n",
     "nrrd": rb"NRRD0004\n# densecal COMMAND\n",
+    "zarr": rb'\{\s*"attributes": \{\s*"densecal": "COMMAND"',
     "safetensors": rb'.{8}\{"__metadata__":\{"densecal":"COMMAND"',
 }
 _HEAD_BYTES = 1024
@@ -85,7 +86,7 @@ def check_outputs(
             written by something else.
     """
     names = [(path, kind) for path, kind in targets if path is not None and path != STDOUT]
-    existing = [(path, kind) for path, kind in names if _exists(path)]
+    existing = [(path, kind) for path, kind in names if _exists(path, kind)]
     refuse_same_target([path for path, _ in names])
     if not existing:
         return
@@ -93,7 +94,7 @@ def check_outputs(
     for path, kind in existing:
         if _identity(path) in inputs:
             raise InputError(path, "a file that this command reads", "another name for the output")
-        if not force and _is_replaceable(path) and not _is_own(path, kind, command):
+        if not force and (kind == "zarr" or _is_replaceable(path)) and not _is_own(path, kind, command):
             expected = "another name for the output, or --force to replace it"
             raise InputError(path, f"a file that densecal {command} did not write", expected)
 
@@ -131,12 +132,12 @@ def _local(path: Path) -> Path:
     return Path(urls.url(path).removeprefix("file://")) if path.parts[:1] == ("file:",) else path
 
 
-def _exists(path: Path) -> bool:
+def _exists(path: Path, kind: str) -> bool:
     """Return whether there is a file; an error names a path that no file can have."""
     local = _local(path)
     try:
         if urls.is_remote(local):
-            return urls.is_file(local)
+            return urls.exists(local) if kind == "zarr" else urls.is_file(local)
         if len(os.fsencode(local.name)) > _MOST_NAME_BYTES:  # in a missing folder, the system would not say so
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         os.stat(local)
@@ -183,13 +184,17 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
     """Return whether a file begins as the command writes it. An empty file holds nothing to lose."""
     mark = _MARKS.get(command, command).encode()
     try:
+        if kind == "zarr" and not urls.exists(path := path / "zarr.json"):
+            return False
         with urls.open_bytes(_local(path)) as stream:
             head = stream.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "an output that can be read") from None
     if kind == "nii.gz":
         kind, head = "nii", _unpacked(head)
-    if kind == "npy":
+    if kind == "tif":
+        own = _tiff_software(_local(path)) == software(command)
+    elif kind == "npy":
         own = head[:6] == b"\x93NUMPY" and int.from_bytes(head[8:10], "little") + 10 == NPY_HEADERS[command]
     else:
         pattern = _CSV_COLUMNS[command] if kind == "csv" else _HEADS[kind].replace(b"COMMAND", mark)
@@ -203,3 +208,15 @@ def _unpacked(head: bytes) -> bytes:
         return zlib.decompressobj(47).decompress(head, _HEAD_BYTES)
     except zlib.error:
         return head
+
+
+def _tiff_software(path: Path) -> str | None:
+    """Return what wrote a TIFF file; ``None`` where it does not say so, or is damaged."""
+    from tifffile import TiffFile
+
+    try:
+        with urls.open_bytes(path) as stream, TiffFile(stream) as file:
+            name = file.pages.first.tags.valueof(305)
+    except Exception:  # tifffile raises whatever a damaged file leads to
+        return None
+    return name if isinstance(name, str) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,21 @@ class Raster:
         text = "" if system is None else system.to_string()
         return Geometry(steps, np.array([transform.c, transform.f]), text)
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """What puts another file there, in the words of rasterio."""
+        points, system = self._dataset.gcps
+        nodata, transform = self._dataset.nodata, self._dataset.transform
+        if points:
+            return {"gcps": points, "crs": system, "nodata": nodata}
+        where = {} if transform.is_identity else {"transform": transform}
+        return {"crs": self._dataset.crs, "nodata": nodata, **where}
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """Names of the bands."""
+        return tuple(self._dataset.descriptions)
+
     def read(self, window: Window = ()) -> NDArray[Any]:
         """Read values of a window."""
         bands, part = self._parts(window)
@@ -70,12 +86,14 @@ def open_raster(path: Path, max_values: int) -> Iterator[Raster]:
     """Open a GeoTIFF."""
     name = str(path)
     try:
-        import rasterio
+        import rasterio.errors
         from rasterio.io import MemoryFile
     except ModuleNotFoundError:
         raise missing_extra(name, "rasterio", "geo") from None
     options = {"GDAL_CACHEMAX": _CACHE_MEGABYTES, "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
-    with rasterio.Env(**options):
+    with rasterio.Env(**options), warnings.catch_warnings():
+        # a file that says no more than which pixels have no data is no mistake
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         if is_remote(path):
             with (
                 MemoryFile(bounded_source(path, name, 16 * max_values).read()) as file,  # type: ignore[union-attr]
