@@ -34,7 +34,7 @@ from densecal.benchmark.sets import ImageSets
 from densecal.benchmark.studies import convergence, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary
 from densecal.benchmark.tuning import Trial, choices, choose
-from densecal.benchmark.workers import _forget_failures, _try_task
+from densecal.benchmark.workers import _environments, _forget_failures, _try_task
 from densecal.cli import app
 from densecal.data.informationless import without_information
 from densecal.data.scenes import generate
@@ -48,6 +48,7 @@ from densecal.prediction.predictor import load_predictor
 from densecal.report.benchmark_figures import write_benchmark_figures
 from densecal.report.benchmark_tables import csv_text, latex_text, markdown_text, terminal_tables, write_tables
 from densecal.report.inputs import read_inputs
+from densecal.runtime.cores import SHARE, cores
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
 from tests import forked
@@ -634,6 +635,16 @@ def test_a_worker_that_dies_fails_only_its_own_cell(whole, tmp_path):
     done = run(arguments)
     assert done.returncode == 0, done.stderr
     assert figures_of(tmp_path / "out") == figures_of(out)
+
+
+def test_jobs_share_the_cores_of_the_machine(whole, monkeypatch):
+    file, out = whole
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("densecal.benchmark.workers.cores", lambda: 16)
+    four = _environments(Plan(load_matrix(file), out), 4)
+    assert [(job[SHARE], job["OMP_NUM_THREADS"]) for job in four] == [("4", "4")] * 4
+    monkeypatch.setenv(SHARE, "1")
+    assert cores() == 1
 
 
 @pytest.mark.slow

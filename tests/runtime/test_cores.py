@@ -8,7 +8,7 @@ import time
 import pytest
 
 from densecal.runtime import cores as module
-from densecal.runtime.cores import _cgroup_quota, cores, create_load_meter
+from densecal.runtime.cores import SHARE, _cgroup_quota, cores, create_load_meter
 
 
 def write(root, files):
@@ -59,6 +59,14 @@ def statistics(*rows):
 
 
 IDLE = (500, 0, 0, 900, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "expected"), [("1", 1), ("2", 2), ("8", 3), ("0", 1), ("many", 3), ("", 3)])
+def test_a_process_keeps_to_its_share_of_the_cores(monkeypatch, share, expected):
+    monkeypatch.setattr(module, "_cgroup_quota", lambda: math.inf)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setenv(SHARE, share)
+    assert cores() == expected
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from densecal.benchmark.tuning import choices
 from densecal.data import open_source
 from densecal.errors import InputError, Preempted
 from densecal.io.atomic import write_text
-from densecal.runtime.cores import cores
+from densecal.runtime.cores import SHARE, cores
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.pool import environment, start_worker
 from densecal.training.samples import open_data
@@ -379,11 +379,12 @@ def _data_configs(plan: Plan) -> list[DataConfig]:
 
 
 def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:
-    """Return the environment of every worker: one GPU, or a share of the cores."""
+    """Return the environment of every worker: a share of the cores, and one GPU where there are any."""
     devices = [{}] if plan.untuned[0].config.engine.accelerator == "cpu" else _devices()
     environments = [device for device in devices for _ in range(jobs)]
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores() // len(environments)))}
-    return [{**variables, **threads} for variables in environments]
+    share = str(max(1, cores() // len(environments)))
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": share}
+    return [{**variables, **threads, SHARE: share} for variables in environments]
 
 
 def _devices() -> list[dict[str, str]]:

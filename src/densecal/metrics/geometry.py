@@ -91,11 +91,11 @@ def _shifted_minimum(sources: Mask, rows: slice, limit: int) -> NDArray[np.uint1
         top, bottom = max(first - dy, 0), last - dy
         if top < bottom:
             part = nearest[top * width : bottom * width]
-            np.minimum(part, shifted[(top + dy - first) * width :], part)
+            np.minimum(part, shifted[(top + dy - first) * width :], out=part)
         top, bottom = first + dy, min(last + dy, height)
         if top < bottom:
             part = nearest[top * width : bottom * width]
-            np.minimum(part, shifted[: part.size], part)
+            np.minimum(part, shifted[: part.size], out=part)
     return nearest.reshape(height, width)
 
 

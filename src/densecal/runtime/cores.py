@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+SHARE = "DENSECAL_CORES"
+"""Environment variable: the most cores that a process uses, set for processes that share a machine."""
+
 
 def cores() -> int:
-    """Return the number of cores that this process may use: fewer than the machine has, by affinity or a cgroup."""
+    """Return how many cores this process may use; affinity, a cgroup or its share may allow fewer than there are."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(count, _cgroup_quota())))
+    share = os.environ.get(SHARE, "")
+    return max(1, math.ceil(min(count, _cgroup_quota(), int(share) if share.isdecimal() else math.inf)))
 
 
 def create_load_meter(wanted: int, statistics: Path = Path("/proc/stat")) -> Callable[[], float] | None:
