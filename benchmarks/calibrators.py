@@ -7,6 +7,9 @@ the maps. fiducio 0.2 (`pip install fiducio`, left out where it is missing) need
 same sample of pixels, with its default settings, and reading is not counted.
 
 Exits with 1 if one of ours takes longer than fiducio's, or has a higher NLL by more than 0.001.
+
+`--growth` prints the memory of every fit on an eighth, a quarter, half and all of the images instead, for fiducio on
+as many parts of the sample. It exits with 1 if one of ours needs 16 MB more for all images than for a quarter.
 """
 
 import os
@@ -45,6 +48,9 @@ THEIRS = {
 """What fiducio calls those that both have, with the settings that make them the same."""
 THEIRS_BINARY = ("temperature", "ensemble-temperature")
 NLL_TOLERANCE = 1e-3
+SHARES = (8, 4, 2, 1)
+MOST_GROWTH = 16.0
+"""MB more for four times the images, of which each needs a few until its arrays are freed."""
 
 
 def memory():
@@ -145,6 +151,32 @@ def call(args, *more):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def growth(args, folder):
+    """Return the lines of the table of memory over the number of images, and which of ours needs more and more."""
+    theirs = [] if importlib.util.find_spec("fiducio") is None else THEIRS if args.classes > 1 else THEIRS_BINARY
+    images = [len(half(argparse.Namespace(**{**vars(args), "every": args.every * n}), 0).pairs) for n in SHARES]
+    heads = " | ".join(f"MB, {n} images" for n in images)
+    lines = [f"| calibrator | whose | {heads} |", "|---|---|" + "---|" * len(SHARES)]
+    missed = []
+    for name in applicable(args.classes):
+        for whose, suffix in (("densecal", ".json"), ("fiducio", ".pt")):
+            if whose == "fiducio" and name not in theirs:
+                continue
+            file = ["--fit", name, "--file", str(folder / f"{name}{suffix}")]
+            fits = []
+            for n in SHARES:
+                given = {**vars(args), "every": args.every * n}
+                if whose == "fiducio":
+                    given["pixels"] = args.pixels // n
+                fits.append(call(argparse.Namespace(**given), *file))
+            memory = [fit.get("memory", float("nan")) for fit in fits]
+            print(name, whose, memory, file=sys.stderr, flush=True)
+            lines.append(f"| `{name}` | {whose} | {' | '.join(f'{mb:.0f}' for mb in memory)} |")
+            if whose == "densecal" and not memory[-1] - memory[1] < MOST_GROWTH:
+                missed.append(name)
+    return lines, missed
+
+
 def row(name, whose, figures):
     if "problem" in figures:
         return f"| `{name}` | {whose} | {figures['problem']} | | | | | |"
@@ -192,6 +224,7 @@ def main():
     parser.add_argument("--ignore-index", type=int)
     parser.add_argument("--every", type=int, default=1, help="use every n-th image alone")
     parser.add_argument("--pixels", type=int, default=1 << 20, help="pixels of K classes to fit on")
+    parser.add_argument("--growth", action="store_true", help="memory over the number of images")
     parser.add_argument("--out", type=Path, help="write the table to this file")
     parser.add_argument("--fit", help=argparse.SUPPRESS)
     parser.add_argument("--judge", nargs="+", help=argparse.SUPPRESS)
@@ -203,12 +236,12 @@ def main():
         print(json.dumps(judge(args)))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            lines, missed = table(args, Path(folder))
+            lines, missed = (growth if args.growth else table)(args, Path(folder))
         print("\n".join(lines))
         if args.out:
             args.out.write_text("\n".join(lines) + "\n")
         if missed:
-            print(f"slower or worse than fiducio: {', '.join(missed)}")
+            print(f"{'memory grows' if args.growth else 'slower or worse than fiducio'}: {', '.join(missed)}")
         return int(bool(missed))
     return 0
 
