@@ -8,6 +8,9 @@ An image has a difficulty, a calibration of its own and a size, all random. Diff
 confidence and makes them more often wrong; the pixels of a bin share the image's calibration and a noise of the bin.
 The gaps of the population are chosen, so its figures are known: by quadrature, and for the mean of the images' ECEs
 from 200,000 images.
+
+`--poisson` and `--folds` do the same for intervals of Poisson tables, and for those of smECE, TACE and the
+decomposition, which come from folds; there the population's figures are those of its probabilities by quadrature.
 """
 
 from __future__ import annotations
@@ -23,8 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from densecal.evaluation.folds import FOLDS
+from densecal.evaluation.repair import BINS, level_bins
 from densecal.metrics.bootstrap import REPLICATES, figures, intervals, paired_intervals, with_image_ece
+from densecal.metrics.class_tables import thresholded_adaptive_error
+from densecal.metrics.curves import Atoms
+from densecal.metrics.decomposition import decompose
+from densecal.metrics.fold_intervals import fold_intervals
+from densecal.metrics.levels import MAX_LEVEL
 from densecal.metrics.poisson import PoissonTable
+from densecal.metrics.smooth import smooth_error
 
 Floats = NDArray[np.float64]
 
@@ -140,6 +151,110 @@ PAIRS = {
 """Two models with the same ECE on the same images."""
 
 
+@dataclass(frozen=True)
+class MapWorld:
+    """A population of foreground maps of 16 bits, for the figures that need folds.
+
+    Attributes:
+        slope: Logit of the probability over the logit of the truth: 1 is calibrated, more is over-confident.
+        image: Spread of the calibration between images.
+        bin: Spread of it between the probabilities of an image.
+        difficulty: How much an image's difficulty moves pixels to the middle.
+    """
+
+    slope: float
+    image: float = 0.4
+    bin: float = 0.3
+    difficulty: float = 0.2
+
+    @cached_property
+    def population(self) -> tuple[Floats, Floats, Floats]:
+        """16-bit level, share of the pixels and truth of every probability."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+        weights = weights / weights.sum()
+        truth = weights @ expit(self._means + np.hypot(self.image, self.bin) * nodes[:, None])
+        return np.rint(MAX_LEVEL * expit(self.slope * logit(truth))), weights @ self._mass(nodes), truth
+
+    @property
+    def _means(self) -> Floats:
+        return np.linspace(-7.0, 7.0, 57)
+
+    def _mass(self, difficulty: Floats) -> Floats:
+        base = np.where(self._means < 0, 0.35, 0.25) * np.abs(self._means) - 0.02 * self._means**2
+        share = np.exp(base - self.difficulty * difficulty[..., None] * np.abs(self._means))
+        return np.asarray(share / share.sum(axis=-1, keepdims=True))
+
+    @cached_property
+    def truth(self) -> dict[str, float]:
+        """The figures of the population."""
+        _, mass, truth = self.population
+        pixels = np.rint(1e12 * mass)
+        return self.figures(pixels, np.rint(pixels * truth))
+
+    def figures(self, pixels: Floats, hits: Floats) -> dict[str, float]:
+        """Return the figures of pixels and foreground pixels by probability."""
+        seen = pixels > 0
+        p = self.population[0][seen] / MAX_LEVEL
+        foreground = Atoms.from_counts(p, pixels[seen].astype(np.int64), hits[seen].astype(np.int64))
+        background, up = foreground.mirror(), p > 0.5
+        right = np.where(up, foreground.hits, foreground.count - foreground.hits)
+        top = Atoms.from_counts(np.where(up, p, 1 - p), foreground.count, right)
+        n, k = foreground.total, foreground.hits
+        brier = ((foreground.count - k) @ p**2 + k @ (1 - p) ** 2) / n
+        nll = -((foreground.count - k) @ np.log1p(-p) + k @ np.log(p)) / n
+        return {
+            "smece": smooth_error(top)[0],
+            "smece_exact": smooth_error(top, exact=True)[0],
+            "smece_foreground": smooth_error(foreground)[0],
+            "smece_foreground_exact": smooth_error(foreground, exact=True)[0],
+            "tace": thresholded_adaptive_error([background, foreground], 10),
+            **decompose(float(brier), float(nll), [foreground]),
+        }
+
+    def draw(self, rng: np.random.Generator, images: int) -> tuple[Floats, Floats]:
+        """Draw pixels and foreground pixels of images by probability, (images, probabilities)."""
+        difficulty, calibration, size = rng.standard_normal((3, images))
+        count = np.rint(4000 * np.exp(0.5 * size - 0.125)[:, None] * self._mass(difficulty))
+        noise = self.image * calibration[:, None] + self.bin * rng.standard_normal(count.shape)
+        return count, rng.binomial(count.astype(np.int64), expit(self._means + noise)).astype(np.float64)
+
+    def fold_counts(self, count: Floats, hits: Floats, fold: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the counts of images in folds as an evaluation has them."""
+        table = np.zeros((FOLDS, 1, 3, BINS), np.int64)
+        index = level_bins(self.population[0], MAX_LEVEL + 1)
+        for row, amount in enumerate((count - hits, hits, count * self.population[0])):
+            np.add.at(table[:, 0, row], (fold[:, None], index[None]), amount.astype(np.int64))
+        return table
+
+
+MAP_MODELS = {"over-confident": MapWorld(1.4), "mild": MapWorld(1.1), "calibrated": MapWorld(1.0)}
+
+
+def fold_coverage(world: MapWorld, images: int, draws: int) -> dict[str, tuple[float, float]]:
+    """Return coverage and mean width of the intervals from folds."""
+    rng, found = np.random.default_rng(images), []
+    for _ in range(draws):
+        count, hits = world.draw(rng, images)
+        figures_ = world.figures(count.sum(axis=0), hits.sum(axis=0))
+        found.append(fold_intervals(world.fold_counts(count, hits, rng.integers(0, FOLDS, images)), figures_, 10))
+    return {name: _held(np.array([ends[name] for ends in found]), truth) for name, truth in world.truth.items()}
+
+
+def print_folds(draws: int) -> list[str]:
+    """Print the table of intervals from folds, and return what is too low."""
+    names, failures = list(MAP_MODELS["mild"].truth), []
+    print(f"Coverage in per cent of intervals from folds (mean width in per cent), {draws:,} data sets")
+    print("| model | images |" + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
+    for model, world in MAP_MODELS.items():
+        for size in SIZES:
+            held = fold_coverage(world, size, draws)
+            cells = [f"{100 * share:.1f} ({100 * width:.2f})" for share, width in held.values()]
+            print(f"| {model} | {size} | {' | '.join(cells)} |", flush=True)
+            low = {name: share for name, (share, _) in held.items() if share + error(share, draws) < LOWEST_COVERAGE}
+            failures += [f"{model}, {size} images: {name} covers {100 * share:.1f} %" for name, share in low.items()]
+    return failures
+
+
 def percentiles(samples: dict[str, Floats]) -> dict[str, tuple[float, float]]:
     """Return the interval of the percentile bootstrap, which densecal 0.1 used."""
     return {name: tuple(np.percentile(values, [2.5, 97.5])) for name, values in samples.items()}
@@ -233,9 +348,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=DRAWS, help="Data sets per line.")
     parser.add_argument("--poisson", action="store_true", help="Intervals of Poisson tables, in place of the others.")
-    draws = parser.parse_args().draws
-    if parser.parse_args().poisson:
-        failures = print_poisson(draws)
+    parser.add_argument("--folds", action="store_true", help="Intervals from folds, in place of the others.")
+    given = parser.parse_args()
+    draws = given.draws
+    if given.poisson or given.folds:
+        failures = print_poisson(draws) if given.poisson else print_folds(draws)
         print(*(f"FAILED: {failure}" for failure in failures), sep="\n", file=sys.stderr)
         return 1 if failures else 0
     start, failures = time.perf_counter(), []

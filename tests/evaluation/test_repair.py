@@ -7,6 +7,7 @@ from PIL import Image
 from scipy.special import expit, logit
 
 from densecal.evaluation.folders import evaluate, score_folder
+from densecal.evaluation.folds import FoldSums
 from densecal.evaluation.partial import merge_partials, write_partial
 from densecal.evaluation.repair import BINS, LIMIT, RepairSums, ece, fit_temperature, level_bins
 from densecal.evaluation.worker import Settings
@@ -132,7 +133,7 @@ def test_parts_merge_into_the_same_repair(tmp_path):
 
 
 def test_an_image_of_void_pixels_is_in_no_half():
-    sums = RepairSums()
+    sums = FoldSums()
     sums.add_map("void", np.zeros((2, 256), np.int64))
-    assert sums.images.sum() == 0
-    assert sums.logit_counts() is None
+    assert sums.halves().images.sum() == 0
+    assert sums.halves().logit_counts() is None

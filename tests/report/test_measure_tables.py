@@ -1,5 +1,6 @@
 """Tables of regions and classes: every figure of a record is shown, on the terminal and on the page."""
 
+import csv
 import io
 import json
 import re
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from densecal.evaluation.record import Record
+from densecal.evaluation.record import Record, TopKCurve
 from densecal.metrics.regions import DIFFICULTIES, NO_OBJECT, SIZES, ZONES
 from densecal.report import measure_sections
 from densecal.report.cases import AVERAGES
@@ -55,6 +56,19 @@ def test_csv_and_latex_have_the_new_figures(record):
     shown = f"{100 * record.calibration['brier_refinement']:.2f}"
     assert shown in latex_text([record])
     assert shown in text_of(decomposition_table([record]))
+
+
+def test_the_most_probable_classes_are_on_the_terminal_the_page_and_in_the_csv(record):
+    curves = tuple(TopKCurve((9,), (0.9,), (0.8,), k, 0.8 + k / 100, 0.9 + k / 100, k / 100, 0.01) for k in (2, 3))
+    several = replace(record, reliability=replace(record.reliability, top_k=curves))
+    cells = ["3", "83.00", "93.00", "3.00", "1.00"]
+    terminal = text_of(*measure_tables([several]))
+    line = next(line for line in terminal.splitlines() if "83.00" in line)
+    assert re.findall(r"[\d.]+", line) == cells
+    assert measure_sections.top_k_rows([several])[1] == ["3", several.name, several.dataset, *cells[1:]]
+    (row,) = csv.DictReader(io.StringIO(csv_text([several])))
+    assert [float(row[f"top_2_{key}"]) for key in ("hit_rate", "probability", "ece")] == [0.82, 0.92, 0.02]
+    assert "k most probable" not in text_of(*measure_tables([record]))
 
 
 def test_what_a_calibrated_model_would_show_is_said(record):

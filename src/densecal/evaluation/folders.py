@@ -209,7 +209,7 @@ def score_all(
         The sums, and why pairs were skipped (empty unless ``skip_bad``). The first process has those of all
         processes, any other those of its own share.
     """
-    chunks = processes.share(_chunks(pairs))
+    chunks = processes.share(_chunks(_in_groups(pairs, groups)))
     engine = engine or InProcesses(min(workers, len(chunks)), ["densecal.evaluation.worker"])
     try:
         outcome: tuple[Total, list[InputError]] | InputError = _score_share(
@@ -246,6 +246,14 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifferen
         difference = {name: a.record.calibration[name] - b.record.calibration[name] for name in ci}
         differences.append(PairedDifference(a.record.dataset, a.record.name, b.record.name, difference, ci))
     return differences
+
+
+def _in_groups(pairs: list[Pair], groups: Groups | None) -> list[Pair]:
+    """Return pairs that know their groups; an image without one is an error."""
+    if groups is None:
+        return pairs
+    named = groups.of([pair.stem for pair in pairs])
+    return [replace(pair, group=group) for pair, group in zip(pairs, named, strict=True)]
 
 
 def _chunks(pairs: list[Pair]) -> list[list[Pair]]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.errors import InputError
+from densecal.evaluation.folds import ClassCounter
 from densecal.io.masks import VOID, refuse_labels
 from densecal.io.slabs import LargePair
 from densecal.metrics.calibration import CalibrationMeter
@@ -44,9 +45,9 @@ class _Means:
 
 
 def score_classes(
-    pair: LargePair, meter: CalibrationMeter, void: int
+    pair: LargePair, meter: CalibrationMeter, counter: ClassCounter, void: int
 ) -> tuple[ConfusionMeter, NDArray[np.float64], NDArray[np.float64]]:
-    """Count a map of K classes in an empty meter; return its confusions, confidences and sums of probabilities."""
+    """Count a map of K classes in an empty meter and counter; return confusions, confidences, sums of probabilities."""
     assert pair.classes is not None
     image, means, slabs = ConfusionMeter(pair.classes), _Means(), 0
     expected = np.zeros(pair.classes)
@@ -54,6 +55,7 @@ def score_classes(
         meter.update(p[None], labels[None])
         predicted, valid = p.argmax(axis=0), labels != void
         image.update(predicted, labels, void)
+        counter.add(p, predicted, labels, void)
         means.add(p.max(axis=0)[valid], predicted[valid])
         expected += sum_classes(p, valid)
         slabs += 1

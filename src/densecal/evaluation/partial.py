@@ -16,7 +16,6 @@ from densecal.errors import InputError
 from densecal.evaluation.findings import Findings
 from densecal.evaluation.image_sums import name_hash, read_image_sums
 from densecal.evaluation.record import SkippedFile
-from densecal.evaluation.repair import BINS
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_atomically
@@ -26,7 +25,7 @@ from densecal.metrics.cases import AGGREGATIONS, COLUMNS
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import BINS as ENTROPY_BINS
 from densecal.metrics.exact import ExactSums, total_count
-from densecal.metrics.levels import ROW_SCALARS
+from densecal.metrics.levels import MAX_LEVEL, ROW_SCALARS
 from densecal.metrics.regions import ZONES
 from densecal.metrics.sketch_files import pack_sketch, problem_of_rows, unpack_sketch
 from densecal.runtime.progress import Progress, silent, track
@@ -92,8 +91,7 @@ def pack_partial(part: Partial) -> bytes:
         arrays[f"{EACH}groups"] = _to_bytes(total.groups)
     if total.sums is not None:
         arrays |= total.sums.arrays()
-    if total.settings.binary:
-        arrays |= {"repair/counts": total.repair.counts, "repair/images": total.repair.images}
+    arrays |= {"folds/counts": total.folds.table(), "folds/images": total.folds.images}
     if total.settings.entropy:
         arrays["entropy/histogram"] = total.entropy.histogram
         arrays[f"{EACH}entropy"] = np.array(total.entropy.images, np.float64)
@@ -141,8 +139,8 @@ def read_partial(path: Path) -> Partial:
                 total.each[name] = _each(container, name, images, (-1, *column.shape), column.most)
         total.stems = _names(container, "names", images)
         total.groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
-        if "repair/counts" in container:
-            _read_repair(container, total, images)
+        if "folds/counts" in container:
+            _read_folds(container, total, images)
         if header.settings.entropy:
             total.entropy.histogram = container.array("entropy/histogram", "i8", (ENTROPY_BINS,))
             total.entropy.images = _each(container, "entropy", total.images, (-1,), 1.0).tolist()
@@ -260,16 +258,19 @@ def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> Exa
     return ExactSums.from_integers(integers, floats)
 
 
-def _read_repair(container: Container, total: Total, images: int) -> None:
-    """Read what a temperature is fitted on, which older parts do not have."""
-    sums = total.repair
-    sums.counts = container.array("repair/counts", "i8", sums.counts.shape)
-    sums.images = container.array("repair/images", "i8", sums.images.shape)
+def _read_folds(container: Container, total: Total, images: int) -> None:
+    """Read the pixels by fold and logit, which older parts do not have."""
+    folds = total.folds
+    counts = container.array("folds/counts", "i8", folds.table().shape)
+    numbers = container.array("folds/images", "i8", folds.images.shape)
     if f"{EACH}shares" in container:  # the share of foreground, which parts of this version do not have
         _each(container, "shares", images, (-1,), 1.0)
     pixels = int(total.meter.sketch.image_rows()[:, 0].sum()) + (total.sums.pixels if total.sums else 0)
-    if (sums.counts < 0).any() or (sums.images < 0).any() or total_count(sums.counts.reshape(-1, BINS)) != pixels:
+    counted = {total_count(counts[:, view, :2]) for view in range(counts.shape[1])}
+    means = counts[:, :, 2] <= counts[:, :, :2].astype(np.float64).sum(axis=2) * MAX_LEVEL
+    if (counts < 0).any() or (numbers < 0).any() or counted != {pixels} or not means.all():
         raise container.error("pixels by logit that do not belong to its images", _EXPECTED)
+    folds.load(counts, numbers)
 
 
 def _each(container: Container, name: str, images: int, shape: tuple[int, ...], most: float) -> Array:

@@ -81,6 +81,25 @@ class ClassCurve(Curve):
 
 
 @dataclass(frozen=True)
+class TopKCurve(Curve):
+    """The curve of the k most probable classes together.
+
+    Attributes:
+        k: How many classes.
+        hit_rate: Share of the pixels whose true class is among them.
+        probability: Mean of their probability.
+        ece: Calibration error.
+        oe: Its over-confident part.
+    """
+
+    k: int = 0
+    hit_rate: float = math.nan
+    probability: float = math.nan
+    ece: float = math.nan
+    oe: float = math.nan
+
+
+@dataclass(frozen=True)
 class ConfidenceHistogram:
     """Pixels, and correct pixels, in a hundred bins of confidence."""
 
@@ -102,6 +121,7 @@ class Reliability:
     smooth: SmoothDiagram | None = None
     smooth_foreground: SmoothDiagram | None = None
     consistency: Consistency | None = None
+    top_k: tuple[TopKCurve, ...] = ()
 
     @property
     def curve(self) -> Curve:

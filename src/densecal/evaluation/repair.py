@@ -2,14 +2,12 @@
 
 A temperature is fitted on each half and judged on the other, so that the figure is one to expect on new images. Both
 halves count, because few images in one half can differ much from those in the other. Which half an image is in depends
-on its name alone.
+on its name alone, see `folds`.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,25 +39,6 @@ class RepairSums:
     def __init__(self) -> None:
         self.counts: Ints = np.zeros((2, 2, BINS), np.int64)
         self.images: Ints = np.zeros(2, np.int64)
-
-    def add_map(self, stem: str, counts: Ints) -> None:
-        """Count an image.
-
-        Args:
-            stem: Its name.
-            counts: (2, L), pixels by label and level; L is 256 or 65536.
-        """
-        half = zlib.crc32(stem.encode("utf-8", "surrogateescape")) >> 7 & 1
-        level = np.flatnonzero(counts.any(axis=0))
-        index = _bins_of_levels(counts.shape[1])[level]
-        for label in (0, 1):
-            np.add.at(self.counts[half, label], index, counts[label, level])
-        self.images[half] += counts.any()
-
-    def merge(self, other: RepairSums) -> None:
-        """Add the images of another, which come after those here."""
-        self.counts += other.counts
-        self.images += other.images
 
     def logit_counts(self) -> LogitCounts | None:
         """Return the pixels of both halves by label and logit, in bins of 0.1; None where nothing was counted."""
@@ -97,11 +76,6 @@ def level_bins(level: NDArray[Any], levels: int) -> NDArray[np.int64]:
     z = logit(v / (levels - 1))
     index: Ints = np.clip(np.floor((z + LIMIT) * (BINS / (2 * LIMIT))), 0, BINS - 1).astype(np.int64)
     return index
-
-
-@lru_cache
-def _bins_of_levels(levels: int) -> NDArray[np.int64]:
-    return level_bins(np.arange(levels), levels)
 
 
 def fit_temperature(counts: Ints) -> float | None:

@@ -28,8 +28,8 @@ from densecal.evaluation.record import (
     SegmentationCurves,
     SkippedFile,
     Thresholds,
+    TopKCurve,
 )
-from densecal.evaluation.repair import RepairSums
 from densecal.evaluation.worker import Part, Settings
 from densecal.io.masks import one_sided
 from densecal.metrics.bootstrap import intervals
@@ -67,7 +67,7 @@ class Total:
         """Sums of the states of a ``SegmentationMeter``, or of a ``ConfusionMeter`` for K classes."""
         self.findings = Findings()
         self.entropy = EntropySums()
-        self.repair = RepairSums()
+        self.folds = settings.fold_sums()
         self.each = PerImage()
         self.stems: list[str] = []
         self.groups: list[str] | None = [] if grouped else None
@@ -99,7 +99,7 @@ class Total:
             self.groups += groups
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
-        self.repair.merge(part.repair)
+        self.folds.merge(part.folds)
         self.each.extend(part.each)
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
@@ -127,7 +127,7 @@ class Total:
             self.groups += other.groups or ()
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
-        self.repair.merge(other.repair)
+        self.folds.merge(other.folds)
         self.each.extend(other.each)
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
@@ -185,6 +185,7 @@ class Total:
         groups, sums = self.groups, self.sums
         result = self._result()
         scores, curves = self._segmentation()
+        halves = self.folds.halves() if self.settings.binary else None
         if sums is None:
             names = self.stems if groups is None else groups
             units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
@@ -208,7 +209,7 @@ class Total:
                 *_unit_warnings(units, groups is not None),
                 *(_sum_warnings(units, groups is not None) if sums is not None else ()),
             ),
-            calibration=Calibration(result.scalars(), ci),
+            calibration=Calibration(result.scalars(), {**ci, **self._fold_intervals(result)}),
             segmentation={**scores, **overlaps},
             segmentation_ci=overlaps_ci,
             reliability=_reliability(result, bands),
@@ -220,13 +221,22 @@ class Total:
             curves=curves,
             entropy=self._entropy() if self.settings.entropy else None,
             groups=None if groups is None else units,
-            logits=self.repair.logit_counts(),
+            logits=None if halves is None else halves.logit_counts(),
             # the images of one group may be in both halves
-            repair=self.repair.repair(self.settings.bins) if groups is None else None,
+            repair=halves.repair(self.settings.bins) if halves is not None and groups is None else None,
             cases=self._cases() if sums is None else None,
             regions=self._regions(result.rows) if sums is None else (),
             costs=self._costs(result),
         )
+
+    def _fold_intervals(self, result: CalibrationResult) -> dict[str, tuple[float, float]]:
+        """Return the intervals of the figures that need folds, where these hold all pixels."""
+        from densecal.metrics.fold_intervals import fold_intervals
+
+        folds = self.folds.table()
+        if folds[:, 0, :2].sum() != result.pixels:
+            return {}
+        return fold_intervals(folds, result.scalars(), self.settings.bins)
 
     def _result(self) -> CalibrationResult:
         """Return the calibration figures."""
@@ -368,6 +378,10 @@ def _reliability(result: CalibrationResult, bands: ConsistencyBands) -> Reliabil
         SmoothDiagram.of(smooth_curve(top)),
         None if of_foreground is None else SmoothDiagram.of(smooth_curve(of_foreground)),
         Consistency.of(bands),
+        tuple(
+            TopKCurve(*_curve(curve), k, curve.mean_accuracy, curve.mean_confidence, curve.ece, curve.oe)
+            for k, curve in result.top_k.items()
+        ),
     )
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.findings import Findings
+from densecal.evaluation.folds import ClassCounter, FoldSums
 from densecal.evaluation.large import score_classes, score_foreground
 from densecal.evaluation.measures import errors_at
 from densecal.evaluation.per_image import PerImage
-from densecal.evaluation.repair import RepairSums
 from densecal.io import MAX_PIXELS, MAX_SLAB_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
@@ -81,6 +81,10 @@ class Settings:
             void = VOID  # in the labels given to the meter, whatever value void has in the masks
         return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
 
+    def fold_sums(self) -> FoldSums:
+        """Return empty sums of folds: of the foreground, or of every class and the winning one."""
+        return FoldSums(1 if self.binary else (self.classes or 1) + 1)
+
 
 @dataclass
 class Part:
@@ -100,7 +104,7 @@ class Part:
     segmentation: ExactSums = field(default_factory=ExactSums)
     each: PerImage = field(default_factory=PerImage)
     entropy: EntropySums = field(default_factory=EntropySums)
-    repair: RepairSums = field(default_factory=RepairSums)
+    folds: FoldSums = field(default_factory=FoldSums)
 
     def add_case(self, rows: Array, confidences: Array, spacing: tuple[float, ...] | None) -> None:
         """Add the scores of a case, and the size of its voxels."""
@@ -180,7 +184,7 @@ class _BinaryScorer:
         reference = mask if middle is None else mask & ~middle
         if prediction.dtype == np.uint8:
             counts = self._score_bytes(prediction, mask, zones)
-            self.part.repair.add_map(pair.stem, counts)
+            self.part.folds.add_map(pair.unit, counts)
             segmentation.update(prediction, reference, counts if middle is None else None)
         else:
             segmentation.update(prediction, reference)
@@ -188,9 +192,9 @@ class _BinaryScorer:
                 self.part.findings.inspect_floats(prediction, mask)
                 if self.settings.entropy:
                     self.part.entropy.add_map(prediction)
-                self.part.repair.add_map(pair.stem, _word_counts(prediction, mask))
+                self.part.folds.add_map(pair.unit, _word_counts(prediction, mask))
             else:
-                self.part.repair.add_map(pair.stem, self._score_words(prediction, mask, zones))
+                self.part.folds.add_map(pair.unit, self._score_words(prediction, mask, zones))
         self.part.is_float.append(is_float)
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
         self.part.each.add(overlaps=foreground_overlap(prediction > half, reference))
@@ -216,7 +220,7 @@ class _BinaryScorer:
             self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
         findings.add(own)
         self.volumes.merge(result.segmentation)
-        self.part.repair.add_map(pair.stem, counts)
+        self.part.folds.add_map(pair.unit, counts)
         self.part.is_float.append(result.is_float)
         self.part.each.add(overlaps=overlap_of(*result.overlap.tolist()))
         row = np.array([*result.row, math.nan, math.nan, result.expected])
@@ -292,6 +296,7 @@ class _ClassScorer:
         self.settings, self.part = settings, part
         self.void = VOID if settings.ignore_index is None else settings.ignore_index
         self.confusion = ConfusionMeter(settings.classes)
+        self.part.folds = settings.fold_sums()
         self.meter = settings.calibration_meter()
 
     def score(self, pair: Pair) -> None:
@@ -299,7 +304,7 @@ class _ClassScorer:
         assert settings.classes is not None
         with settings.open_large(pair, settings.classes) as large:
             if large is not None:
-                self._score_large(large)
+                self._score_large(pair, large)
                 return
         read = read_class_pair(pair, settings.classes, self.void, settings.max_pixels, settings.maps)
         prediction, labels = read.prediction, read.labels
@@ -307,12 +312,15 @@ class _ClassScorer:
         self.meter.update(prediction[None], labels[None], spacing=read.spacing)
         predicted, confidence = np.empty(labels.shape, np.uint8), np.empty(labels.shape, prediction.dtype)
         image, expected = ConfusionMeter(settings.classes), np.zeros(settings.classes)
+        counter = ClassCounter(settings.classes)
         for rows in row_chunks(labels.shape):
             predicted[rows] = prediction[:, rows].argmax(axis=0)
             confidence[rows] = prediction[:, rows].max(axis=0)
             image.update(predicted[rows], labels[rows], self.void)
+            counter.add(prediction[:, rows], predicted[rows], labels[rows], self.void)
             expected += sum_classes(prediction[:, rows], labels[rows] != self.void)
         self.confusion.merge(image)
+        self.part.folds.add_image(pair.unit, counter.counts)
         self._score_case(predicted, confidence, expected, labels, image, read.spacing)
         self.part.each.add(overlaps=class_overlap(image))
         if settings.prices is not None:
@@ -328,10 +336,12 @@ class _ClassScorer:
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
 
-    def _score_large(self, large: LargePair) -> None:
-        meter = self.settings.calibration_meter()
-        image, confidences, expected = score_classes(large, meter, self.void)
+    def _score_large(self, pair: Pair, large: LargePair) -> None:
+        assert self.settings.classes is not None
+        meter, counter = self.settings.calibration_meter(), ClassCounter(self.settings.classes)
+        image, confidences, expected = score_classes(large, meter, counter, self.void)
         self.meter.merge(meter)
+        self.part.folds.add_image(pair.unit, counter.counts)
         self.confusion.merge(image)
         self.part.findings.note_space(len(large.shape), large.spacing)
         self.part.findings.maps += 1

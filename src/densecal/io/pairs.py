@@ -31,12 +31,19 @@ class Pair:
         prediction: The map.
         mask: The mask.
         parts: The files of a map that has one per class, the first of which is ``prediction``; empty for other maps.
+        group: The group of images that this one is like, where images are grouped.
     """
 
     stem: str
     prediction: Path
     mask: Path | None
     parts: tuple[Path, ...] = ()
+    group: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """What intervals resample: the group, or the image."""
+        return self.stem if self.group is None else self.group
 
     @property
     def files(self) -> tuple[Path, ...]:

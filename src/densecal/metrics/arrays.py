@@ -151,6 +151,13 @@ def take(values: Array, index: Array) -> Array:
     return values.gather(1, index[:, None])[:, 0]
 
 
+def largest(values: Array, count: int) -> Array:
+    """Return the largest values (B, count, P) of (B, C, P) over the channels, in falling order."""
+    if on_host(values):
+        return np.sort(values, axis=1)[:, : -count - 1 : -1]
+    return values.topk(count, dim=1).values
+
+
 def bincount(index: Array, weights: Array | None, size: int) -> Array:
     """Return an int64 histogram. Integer weights below 2**27 add up exactly in float64 for a chunk of pixels."""
     return cast(namespace(index).bincount(index, weights, size), "int64")

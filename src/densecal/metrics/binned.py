@@ -30,6 +30,19 @@ def classwise_curves(sketch: Sketch) -> list[ReliabilityCurve]:
     return [_with_levels(count[k], value[k], hits[k], by_class[k], top_label=False) for k in range(2)]
 
 
+def top_k_curves(sketch: Sketch) -> dict[int, ReliabilityCurve]:
+    """Return by k how often the true class is among the k most probable, over their probability together.
+
+    Empty where no pixel has more classes than that, or where some were counted by an older version without them.
+    """
+    if "top_k" not in sketch.tables:
+        return {}
+    curves = zip(sketch.top_ks, *sketch.counts("top_k"), strict=True)
+    found = {k: ReliabilityCurve.from_sums(*sums) for k, *sums in curves}
+    pixels = sketch.tables["top"][:, :2].sum()
+    return {k: curve for k, curve in found.items() if curve.count.sum() == pixels}
+
+
 def foreground_curve(sketch: Sketch, classwise: list[ReliabilityCurve]) -> ReliabilityCurve | None:
     """Return the reliability of the foreground probability, all channels of multi-label maps together."""
     if sketch.softmax:

@@ -63,6 +63,17 @@ def intervals(rows: Floats, groups: Sequence[str] | None = None) -> dict[str, tu
     return _ends(sample, point, _studentise([sample], list(point)))
 
 
+def interval(rows: Floats, name: str) -> tuple[float, float]:
+    """Return the interval of one figure, as `intervals` does; NaN where there is only one unit."""
+    table = _units(with_image_ece(rows), None)
+    names = list(_SIGNS) if name == "ece_ew" else [name]
+    point = figures(table.sum(axis=0))
+    if len(table) < 2:
+        return np.nan, np.nan
+    sample = _Sample(table)
+    return _ends(sample, {key: float(point[key]) for key in names}, _studentise([sample], names))[name]
+
+
 def replicate_intervals(total: Floats, resampled: Floats) -> dict[str, tuple[float, float]]:
     """Return the intervals of `intervals` from resamples alone, for so many units that they need no studentising.
 
@@ -84,8 +95,8 @@ def _ends(sample: _Estimates, point: dict[str, float], scales: Sequence[Floats])
             low, high = percentiles(point[name] - scale * sample.deviation(name))
         low, high = max(min(low, point[name]), 0.0), max(high, point[name])
         ends[name] = (low, min(high, 1.0) if name in _SHARES else high)
-    # ECE = OE + UE: where one of these may be large, so may the ECE
-    ends["ece_ew"] = (ends["ece_ew"][0], max(ends[name][1] for name in _SIGNS))
+    if "ece_ew" in ends:  # ECE = OE + UE: where one of these may be large, so may the ECE
+        ends["ece_ew"] = (ends["ece_ew"][0], max(ends[name][1] for name in _SIGNS))
     return ends
 
 

@@ -17,6 +17,7 @@ from densecal.metrics.binned import (
     equal_width_curve,
     foreground_atoms,
     foreground_curve,
+    top_k_curves,
 )
 from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
 from densecal.metrics.class_tables import adaptive_error, thresholded_adaptive_error
@@ -72,6 +73,8 @@ class CalibrationResult:
         reliability: Equal-width curve of the winning class.
         reliability_foreground: Equal-width curve of the foreground probability (binary and multi-label).
         classwise: Equal-width curve of every class.
+        top_k: By k, for softmax maps of more classes: how often the true class is among the k most probable ones, over
+            their probability together.
         rows: Per-image table that the intervals resample.
         sketch: The counts themselves, shared with the meter: later updates change them.
         sums: Sums over images, where there were too many to keep their rows.
@@ -116,6 +119,7 @@ class CalibrationResult:
     reliability: ReliabilityCurve = field(repr=False, metadata={"scalar": False})
     reliability_foreground: ReliabilityCurve | None = field(repr=False, metadata={"scalar": False})
     classwise: list[ReliabilityCurve] = field(repr=False, metadata={"scalar": False})
+    top_k: dict[int, ReliabilityCurve] = field(repr=False, metadata={"scalar": False})
     rows: NDArray[np.float64] = field(repr=False, metadata={"scalar": False})
     sketch: Sketch = field(repr=False, metadata={"scalar": False})
     sums: PoissonTable | None = field(default=None, repr=False, metadata={"scalar": False})
@@ -186,6 +190,7 @@ class CalibrationResult:
             reliability=width,
             reliability_foreground=foreground,
             classwise=classwise,
+            top_k=top_k_curves(sketch),
             rows=image_rows,
             sketch=sketch,
             sums=sums,

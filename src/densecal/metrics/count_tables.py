@@ -12,7 +12,7 @@ import numpy as np
 from densecal.metrics.arrays import Array, on_host, to_host
 from densecal.metrics.fine_bins import Ints, carry
 
-_SUM_TABLES = ("top", "bands", "classes", "fine", "fine_top")
+_SUM_TABLES = ("top", "bands", "classes", "fine", "fine_top", "top_k")
 _CARRY_EVERY = 1 << 26
 """Pixels after which whole numbers are carried out of the limbs. These hold 2**36 pixels, so that the tables of a
 thousand processes can be added before."""

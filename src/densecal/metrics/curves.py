@@ -47,6 +47,16 @@ class ReliabilityCurve:
         return self.confidence - self.accuracy
 
     @property
+    def mean_confidence(self) -> float:
+        """Mean confidence of all predictions."""
+        return float(self._share @ self.confidence)
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Share of all predictions that are correct."""
+        return float(self._share @ self.accuracy)
+
+    @property
     def _share(self) -> Floats:
         return np.asarray(self.count / self.count.sum())
 

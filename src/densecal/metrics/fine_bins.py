@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from densecal.metrics.arrays import Array, bincount, cast, namespace, on_host, take
+from densecal.metrics.arrays import Array, arange, bincount, cast, namespace, on_host, take
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,13 @@ def top_label(values: Array, labels: Array, softmax: bool) -> tuple[Array, Array
         winner = values.argmax(1)
         return take(values, winner), winner == labels
     return namespace(values).maximum(values, 1.0 - values), (values > 0.5) == (labels == 1)
+
+
+def true_rank(values: Array, labels: Array) -> Array:
+    """Return how many classes come before the true one (B, P): the more probable, and of equally probable the first."""
+    true = take(values, labels.clip(0, values.shape[1] - 1))[:, None]
+    channel = arange(values.shape[1], values)[:, None]
+    return ((values > true) | ((values == true) & (channel < labels[:, None]))).sum(1)
 
 
 def equal_width_index(value: Array, bins: int) -> Array:

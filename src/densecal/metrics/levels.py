@@ -20,8 +20,14 @@ ROW_SCALARS = ("count", "correct", "confidence", "brier", "nll")
 """Columns of the per-image table before the ``bins`` columns of (sum of confidence - number correct)."""
 NLL_FLOOR = 1e-7
 
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def top_ks(classes: int) -> tuple[int, ...]:
+    """Return the numbers of most probable classes that top-k figures look at: 2, 3 and 5, as far as there are more."""
+    return tuple(k for k in (2, 3, 5) if k < classes)
 
 
 def boundary_zones(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from densecal.metrics.arrays import Array, arange, cast, namespace, on_host, sigmoid, softmax, to_host, zeros
+from densecal.metrics.arrays import Array, arange, cast, largest, namespace, on_host, sigmoid, softmax, to_host, zeros
 from densecal.metrics.count_tables import CountTables
 from densecal.metrics.exact import add_pixels, total_count
 from densecal.metrics.fine_bins import (
@@ -28,10 +28,11 @@ from densecal.metrics.fine_bins import (
     tally,
     top_label,
     top_label_atoms,
+    true_rank,
 )  # fmt: skip
 from densecal.metrics.image_rows import RowTable, rows_of, score_sums
 from densecal.metrics.inputs import check_values, is_invalid
-from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS
+from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS, top_ks
 from densecal.metrics.sketch_files import STEPS_SIGMOID, STEPS_SOFTMAX, read_sketch, write_sketch
 
 EXACT_PIXELS = 1 << 20
@@ -64,6 +65,7 @@ class Sketch:
         self.softmax = num_classes > 1 and not multilabel
         # Class-wise tables: background and foreground of a binary map, else one per channel.
         self.channels = 2 if num_classes == 1 else num_classes
+        self.top_ks = top_ks(num_classes) if self.softmax else ()
         self._steps = STEPS_SOFTMAX if self.softmax else STEPS_SIGMOID
         bands = len(BOUNDARY_DISTANCES)
         self._counted = CountTables(
@@ -198,6 +200,8 @@ class Sketch:
         image = arange(group, values)[:, None]
         bin_ = equal_width_index(confidence, self.bins)
         table += tally(image * self.bins + bin_, confidence, correct, keep, group * self.bins).reshape(table.shape)
+        if self.top_ks:
+            self._counted.add("top_k", self._count_top_k(values, labels, valid))
         if zones is not None:
             self._count_bands(xp.tile(zones, copies), bin_, confidence, correct, keep)
         classes = [
@@ -216,6 +220,16 @@ class Sketch:
         size = (len(BOUNDARY_DISTANCES) + 1) * self.bins
         by_zone = tally(zones * self.bins + bin_, confidence, correct, keep, size).reshape(-1, self.bins, 4)
         self._counted.add("bands", by_zone.cumsum(0)[:-1])
+
+    def _count_top_k(self, values: Array, labels: Array, valid: Array | None) -> Array:
+        """Return the tables of the probability of the k most probable classes together: is the true one among them?"""
+        top, rank, mass, tables = largest(values, self.top_ks[-1]), true_rank(values, labels), 0.0, []
+        for k in range(1, self.top_ks[-1] + 1):
+            mass = mass + top[:, k - 1]
+            if k in self.top_ks:
+                share = mass.clip(None, 1.0)
+                tables.append(tally(equal_width_index(share, self.bins), share, rank < k, valid, self.bins))
+        return namespace(values).stack(tables)
 
     def _channel_outcomes(self, values: Array, labels: Array) -> Iterator[tuple[Array, Array]]:
         """Yield each class with its probabilities and whether a pixel is of that class, (B, P) each."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from densecal.io.containers import EACH, Container, pack
 from densecal.metrics.exact import PIXEL_LIMIT, total_count
 from densecal.metrics.fine_bins import fine_size
-from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS
+from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS, top_ks
 
 if TYPE_CHECKING:
     from densecal.metrics.sketch import Sketch
@@ -107,6 +107,8 @@ def _shapes(bins: int, classes: int, softmax: bool) -> dict[str, tuple[tuple[int
     }
     if softmax:
         sums["fine_top"] = ((fine_size(STEPS_SIGMOID), 4), False)
+        if top_ks(classes):
+            sums["top_k"] = ((len(top_ks(classes)), bins, 4), False)
     whole = {f"{name}{_WHOLE}": (shape[:-1], False) for name, (shape, _) in sums.items()}
     return {**sums, **whole, "levels": ((bands + 1, 2, MAX_LEVEL + 1), True), "invalid": ((), True)}
 
@@ -135,6 +137,8 @@ def _problem_of_pixels(state: dict[str, Any], classes: int, softmax: bool, raw_p
     same = [state["classes"]] + [state[name] for name in ("fine",) if "fine" in state]
     if any(total_count(channel[..., :2]) * shares != total for table in same for channel in table):
         return "tables of different numbers of pixels"
+    if "top_k" in state and any(total_count(table[..., :2]) > total for table in state["top_k"]):
+        return "tables of different numbers of pixels"  # fewer where older files were added, which do not have it
     if softmax and ("fine" in state) != ("fine_top" in state):
         return "one of two tables of fine bins"
     if "fine_top" in state and total_count(state["fine_top"][..., :2]) != total:

@@ -61,6 +61,11 @@ def class_rows(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
+def top_k_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return number of classes, method, data set and figures of the most probable classes together."""
+    return [[k, record.name, record.dataset, *cells] for record in records for k, *cells in tables.top_k_rows(record)]
+
+
 def cost_rows(records: Sequence[Record]) -> list[list[str]]:
     """Return class, method, data set and costs."""
     return [

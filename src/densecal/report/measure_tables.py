@@ -67,9 +67,16 @@ def class_cells(record: Record, k: int) -> list[str]:
     return [*map(percent, shown), fixed(f.nll, 4), fixed(f.nll_calibration, 4)]
 
 
+TOP_K_HEADS = ("most probable classes", "true class among them", "their probability", "ECE", "over")
 COST_HEADS = (
     "threshold", "cost", "95 % interval", "best threshold", "its cost", "at 0.5", "never acting", "always",
 )  # fmt: skip
+
+
+def top_k_rows(record: Record) -> list[list[str]]:
+    """Return by k how often the true class is among the k most probable ones, and what they promise, in per cent."""
+    curves = record.reliability.top_k
+    return [[str(c.k), *map(percent, (c.hit_rate, c.probability, c.ece, c.oe))] for c in curves]
 
 
 def cost_rows(record: Record) -> list[tuple[str, list[str]]]:
@@ -112,6 +119,8 @@ def measure_tables(records: Sequence[Record]) -> list[Table]:
             tables.append(_region_table(record, name))
         if has_classes(record):
             tables.append(_class_table(record, name))
+        if record.reliability.top_k:
+            tables.append(_top_k_table(record, name))
         if record.costs:
             tables.append(_cost_table(record, name))
     return tables
@@ -143,6 +152,15 @@ def _class_table(record: Record, name: str) -> Table:
         table.add_column(head, justify="right")
     for k in range(len(record.reliability.classes)):
         table.add_row(terminal_text(class_name(record, k)), *class_cells(record, k))
+    return table
+
+
+def _top_k_table(record: Record, name: str) -> Table:
+    table = Table(title=terminal_text(f"{name}: the k most probable classes, in per cent"), title_justify="left")
+    for head in TOP_K_HEADS:
+        table.add_column(head, justify="right")
+    for cells in top_k_rows(record):
+        table.add_row(*cells)
     return table
 
 

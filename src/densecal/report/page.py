@@ -125,7 +125,14 @@ def _sections(page: Page) -> list[_Section]:
         if any(record.logits for record in records):
             add("whatif", "What if")
         if class_rows := measure_sections.class_rows(records):
-            add("classes", "Classes", heads=measure_sections.CLASS_HEADS, rows=class_rows)
+            add(
+                "classes",
+                "Classes",
+                heads=measure_sections.CLASS_HEADS,
+                rows=class_rows,
+                top_k_heads=measure_tables.TOP_K_HEADS[1:],
+                top_k_rows=measure_sections.top_k_rows(records),
+            )
         if region_rows := measure_sections.region_rows(records):
             add("regions", "Regions", heads=measure_sections.REGION_HEADS, rows=region_rows)
         if cost_rows := measure_sections.cost_rows(records):

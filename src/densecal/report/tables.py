@@ -221,6 +221,8 @@ def csv_text(records: list[Record]) -> str:
             shown = (region.figures["ece_ew"], *(interval or (math.nan, math.nan)))
             for end, number in zip(("", "_low", "_high"), shown, strict=True):
                 row[f"{region.name}_ece_ew{end}"] = "" if _is_missing(number) else f"{number:.10g}"
+        for curve in record.reliability.top_k:
+            row |= {f"top_{curve.k}_{key}": f"{getattr(curve, key):.10g}" for key in ("hit_rate", "probability", "ece")}
         for key, value in record.segmentation.items():
             values = {f"{key}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {key: value}
             row |= {key: "" if _is_missing(v) else f"{v:.10g}" for key, v in values.items()}
