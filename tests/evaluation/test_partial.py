@@ -294,12 +294,14 @@ def test_one_part_and_as_many_as_images_give_the_same_bytes(images, tmp_path, co
 @settings(max_examples=12)
 @given(
     kind=st.sampled_from(KINDS), full=st.booleans(), grouped=st.booleans(), seed=st.integers(0, 2**32),
-    limit=st.sampled_from([1 << 20, 300, 2000]), count=st.sampled_from([1, 3, 7, 50]),
+    limit=st.sampled_from([1 << 20, 300, 2000]), most=st.sampled_from([1 << 20, 52, 20, 2]),
+    count=st.sampled_from([1, 3, 7, 50]),
 )  # fmt: skip
-def test_no_cut_and_no_order_changes_a_bit(images, tmp_path_factory, kind, full, grouped, seed, limit, count):
+def test_no_cut_and_no_order_changes_a_bit(images, tmp_path_factory, kind, full, grouped, seed, limit, most, count):
     folder = tmp_path_factory.mktemp("parts")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sketch_module, "EXACT_PIXELS", limit)
+        patch.setattr(totals, "MOST_KEPT", most)
         how, groups = settings_of(kind, full), GROUPS if grouped else None
         assert_same(folder, images[kind], how, groups, count, random.Random(seed))
 

@@ -18,7 +18,7 @@ from tests.onnx_files import linear
 from tests.running import run
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'densecal[remote]'")
-server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'moto[server]'")
+server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'moto[s3]' flask flask-cors")
 
 FILES = 24
 
@@ -155,6 +155,7 @@ def test_a_bucket_that_fails_every_tenth_request_gives_the_same(moto, bucket, aw
         assert proxy.failed >= 3
 
 
+@pytest.mark.slow
 def test_a_slow_bucket_does_not_cost_a_wait_per_file(moto, bucket, aws, capsys):
     """At 20 ms per request, at least ten times the rate of opening the files one after the other."""
     command = [sys.executable, "-m", "tests.io.s3_server", str(moto)]
