@@ -103,6 +103,17 @@ BAND = [
 ]
 
 
+STUDY = [
+    Column("validation ECE", "validation", "ece_ew"),
+    Column("validation OE", "validation", "oe_ew"),
+    Column("validation NLL", "validation", "nll", 1, 4),
+    Column("validation F max", "validation", "f_max", 1, 4),
+    Column("ECSSD ECE", "ECSSD", "ece_ew"),
+    Column("ECSSD NLL", "ECSSD", "nll", 1, 3),
+    Column("ECSSD F max", "ECSSD", "f_max", 1, 4),
+]
+
+
 @functools.cache
 def summary_of(name: str) -> Summary:
     """A packed benchmark."""
@@ -128,6 +139,15 @@ def seeds_of(rows: list[dict], label: str, calibrator: str, dataset: str, key: s
         if (row["label"], row["calibrator"], row["dataset"], row["reference"]) == wanted:
             return list(row["figures"][key]["seeds"].values())
     return []
+
+
+def rows_of_prototype() -> list[dict]:
+    """The rows of the study of regions, whose method is no longer in the code."""
+    rows = json.loads((RESULTS / "study-regions.json").read_text(encoding="utf-8"))
+    for row in rows:
+        seeds = {key: {"seeds": dict(enumerate(values))} for key, values in row["figures"].items()}
+        row |= {"reference": "", "figures": seeds}
+    return rows
 
 
 def table(rows: list[dict], columns: list[Column], prefix: str = "", reference: str = "") -> list[str]:
@@ -231,6 +251,8 @@ def blocks() -> dict[str, str]:
         "camvid": with_head(CAMVID, table(rows_of("camvid"), CAMVID)),
         "both": with_head(BOTH, both_on_scenes),
         "band": with_head(BAND, table(rows_of("study-band"), BAND)),
+        "dice": with_head(STUDY, table(rows_of("dice"), STUDY)),
+        "regions": with_head(STUDY, table(rows_of_prototype(), STUDY)),
         "camvid-long": with_head(CAMVID, table(rows_of("camvid-long"), CAMVID)),
         "camvid-small": with_head(CAMVID, table(rows_of("camvid-small"), CAMVID)),
         "duts-more": with_head(DUTS, table(rows_of("duts-more"), DUTS)),
