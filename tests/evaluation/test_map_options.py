@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from densecal.data.pairs import find_pairs
 from densecal.errors import InputError
 from densecal.io.map_files import read_map
 from densecal.io.map_options import MapOptions
@@ -233,3 +234,32 @@ def test_calibrators_and_risk_control_read_the_same_maps(tmp_path, truth):
     assert t == pytest.approx(other_t, rel=1e-9)
     assert threshold == other_threshold
     assert np.allclose(maps, other_maps, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("maps", "masks", "hint"),
+    [
+        ("a{}_prob", "a{}", ", or --strip-suffix _prob"),
+        ("a{}", "a{}.gt", ", or --strip-suffix .gt"),
+        ("a{}_pred", "a{}_proof", ", or --strip-suffix _pred --strip-suffix _proof"),
+        ("a{}_prob", "b{}_mask", ""),
+        ("{}x", "1{}", ""),
+    ],
+)
+def test_names_that_differ_in_their_ends_alone_name_the_option(tmp_path, maps, masks, hint):
+    for folder, name in (("maps", maps), ("masks", masks)):
+        (tmp_path / folder).mkdir()
+        for case in (1, 2, 3):
+            Image.fromarray(np.full((4, 4), 255, np.uint8)).save(tmp_path / folder / f"{name.format(case)}.png")
+    with pytest.raises(InputError) as error:
+        find_pairs(tmp_path / "maps", tmp_path / "masks")
+    assert str(error.value).endswith(f"expected a mask of the same name in {tmp_path / 'masks'}{hint}")
+    if hint:
+        options = tuple(hint.split()[3::2])
+        assert len(find_pairs(tmp_path / "maps", tmp_path / "masks", strip=options)[0]) == 3
+
+
+def test_a_batch_of_one_image_names_the_option(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((1, 5, 16, 24)))
+    with pytest.raises(InputError, match=r"shape \(1, 5, 16, 24\); expected shape \(H, W\), or --classes 5$"):
+        read_map(tmp_path / "a.npy")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
+from string import ascii_letters
 from typing import TypeVar
 
 from densecal.data.layouts import MASK_FOLDERS, find_layout, plain
@@ -177,8 +179,21 @@ def _match(
         ]
     if unpaired and not skip_bad:
         more = f" ({len(unpaired)} files have no partner)" if len(unpaired) > 1 else ""
-        raise InputError(unpaired[0].where, unpaired[0].found + more, unpaired[0].expected)
+        hint = "" if maps.keys() & truths.keys() else _ends_hint(sorted(maps), sorted(truths))
+        raise InputError(unpaired[0].where, unpaired[0].found + more, unpaired[0].expected + hint)
     return [_pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], unpaired
+
+
+def _ends_hint(maps: list[str], truths: list[str]) -> str:
+    """Name the options that make the names of maps and masks the same, if these differ in their ends alone."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(maps[0], truths[0], strict=False))
+    common = "".join(letter for letter, _ in same)
+    if common not in (maps[0], truths[0]):  # not in the middle of a word
+        common = common.rstrip(ascii_letters).rstrip("_-. ")
+    ends = tuple(end for end in (maps[0][len(common) :], truths[0][len(common) :]) if end)
+    if not common or [_strip(stem, ends) for stem in maps] != [_strip(stem, ends) for stem in truths]:
+        return ""
+    return ", or " + " ".join(f"--strip-suffix {end}" for end in ends)
 
 
 def _pair(stem: str, files: tuple[Path, ...], mask: Path | None) -> Pair:

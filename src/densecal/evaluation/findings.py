@@ -40,6 +40,9 @@ class Findings:
     unplaced: int = 0
     """Volumes whose files do not say the distance of voxels."""
 
+    voided: int = 0
+    """Maps and masks whose files say that some pixels have no data."""
+
     def note_space(self, axes: int, spacing: tuple[float, ...] | None) -> None:
         """Count an image of so many axes of space."""
         self.volumes += axes == 3

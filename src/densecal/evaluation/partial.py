@@ -248,11 +248,13 @@ def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> Exa
     floats = {name for name, value in meter.state_dict().items() if np.issubdtype(value.dtype, np.floating)}
     integers = {name: container.array(f"segmentation/{name}", "i8", shape) for name, shape in shapes.items()}
     scored = int((state["rows"][:, 0] > 0).sum()) + (total.sums.table.images if total.sums else 0)
+    voided = total.findings.voided
     if "matrix" in integers:
         fits = total_count(integers["matrix"]) == total_count(state["top"][:, :2])
     else:
-        full = total.settings.full and total.settings.ignore_index is None and not total.findings.volumes
-        fits = integers["images"].tolist() == [scored, scored if full else 0]
+        images, whole = integers["images"].tolist()
+        fewest, most = (scored if total.has_structure else 0), (scored if total.has_structure or voided else 0)
+        fits = images == scored and fewest <= whole <= most
     if not fits or any((value < 0).any() for value in integers.values()):
         raise container.error("segmentation scores of other images", _EXPECTED)
     return ExactSums.from_integers(integers, floats)

@@ -171,8 +171,13 @@ class Total:
         """Return an empty meter whose sums are those of ``segmentation``."""
         if not self.settings.binary:
             return ConfusionMeter(self.settings.classes or 1)
-        structure = self.settings.full and self.settings.ignore_index is None and not self.findings.volumes
-        return SegmentationMeter(full=structure)
+        return SegmentationMeter(full=self.has_structure)
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether there are S-measure and weighted F, which need pictures whose pixels all count."""
+        whole = self.settings.ignore_index is None and not (self.findings.volumes or self.findings.voided)
+        return self.settings.full and whole
 
     def record(self, name: str, dataset: str, skipped: Iterable[SkippedFile] = ()) -> Record:
         """Compute every figure.

@@ -142,7 +142,7 @@ class _BinaryScorer:
     def __init__(self, settings: Settings, part: Part) -> None:
         self.settings, self.part = settings, part
         self.pictures = SegmentationMeter(full=settings.full and settings.ignore_index is None)
-        self.volumes = SegmentationMeter(full=False)
+        self.pixels = SegmentationMeter(full=False)
         self.meter: CalibrationMeter | None = None
         self.byte_counts: list[Array] = []
         self.byte_positions: list[int] = []
@@ -158,7 +158,9 @@ class _BinaryScorer:
         self.part.findings.resized += read.resized
         self.part.findings.grey_masks += read.mask.grey
         spacing = read.spacing
-        segmentation = self.volumes if mask.ndim == 3 else self.pictures
+        # S-measure and weighted F need whole pictures
+        segmentation = self.pictures if mask.ndim == 2 and void is None else self.pixels
+        self.part.findings.voided += void is not None
         self.part.findings.note_space(mask.ndim, spacing)
         is_float = np.issubdtype(prediction.dtype, np.floating)
         valid = None if void is None else ~void
@@ -219,7 +221,7 @@ class _BinaryScorer:
             self.part.levels[counts.shape[1]] = counts[None] if old is None else old + counts
             self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
         findings.add(own)
-        self.volumes.merge(result.segmentation)
+        self.pixels.merge(result.segmentation)
         self.part.folds.add_map(pair.unit, counts)
         self.part.is_float.append(result.is_float)
         self.part.each.add(overlaps=overlap_of(*result.overlap.tolist()))
@@ -285,7 +287,7 @@ class _BinaryScorer:
         self.part.floats = _meter_state(self.meter, fold)
         _fill_interiors(self.part)
         self.part.segmentation = self.pictures.exact_sums()
-        self.part.segmentation.merge(self.volumes.exact_sums())
+        self.part.segmentation.merge(self.pixels.exact_sums())
 
 
 class _ClassScorer:

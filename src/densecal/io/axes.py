@@ -158,6 +158,8 @@ def _expected_shape(stored: LazyArray, classes: int | None, space: int, options:
         return f"one band, or --classes {bands} for one band per class" if not several else f"{classes} bands or pages"
     names = "H, W" if space == 2 else "D, H, W"
     expected = f"shape ({classes}, {names}), one probability per class" if several else f"shape ({names})"
+    while len(shape) > space + 1 and shape[0] == 1:  # a batch of one image
+        shape = shape[1:]
     if len(shape) != space + 1:
         return expected
     if not several and shape[0] == min(shape):

@@ -124,7 +124,9 @@ def _check_probabilities(array: Array, name: str, several: bool) -> Array:
     if several and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
         expected = "softmax probabilities; --logits for logits, --normalise for scores, --multilabel for sigmoids"
         raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", expected)
-    return array.astype(native if native.itemsize <= 8 else np.float64, copy=False)
+    # 16 bits would overflow in the sums and products of whoever computes with them
+    kind = np.dtype(np.float32) if native.itemsize < 4 else native if native.itemsize <= 8 else np.dtype(np.float64)
+    return array.astype(kind, copy=False)
 
 
 def _finite_range(array: Array, name: str) -> tuple[float, float]:

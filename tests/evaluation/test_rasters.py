@@ -1,0 +1,100 @@
+"""Foreground rasters with pixels without data, measured with all metrics as every other picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from PIL import Image
+from rasterio.transform import from_origin
+
+from densecal.evaluation.folders import evaluate
+from tests.metrics.reference import equal_width
+from tests.running import run
+
+SHAPE = (20, 24)
+
+
+def write(path: Path, array: np.ndarray, **more: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    profile = {"driver": "GTiff", "count": 1, "height": SHAPE[0], "width": SHAPE[1], "dtype": array.dtype}
+    place = {"crs": "EPSG:32633", "transform": from_origin(100.0, 500.0, 10.0, 10.0)}
+    with rasterio.open(path, "w", **profile, **place, **more) as file:
+        file.write(array, 1)
+
+
+def make(root: Path, kind: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Four maps, of which the second and the third have pixels without data; return what counts of every one."""
+    counted = []
+    for case in range(4):
+        rng = np.random.default_rng(case)
+        levels = rng.integers(0, 250, SHAPE)
+        y = (rng.random(SHAPE) < levels / 255).astype(np.uint8)
+        void = np.zeros(SHAPE, bool)
+        void[: 3 * (case in (1, 2))] = True
+        if kind == "float32":
+            p = rng.random(SHAPE).astype(np.float32)
+            write(root / f"maps/{case}.tif", np.where(void, np.float32(-1), p), nodata=-1)
+        else:
+            levels = levels * (1 if kind == "uint8" else 257)
+            p, none = levels / np.iinfo(kind).max, np.iinfo(kind).max
+            write(root / f"maps/{case}.tif", np.where(void, none, levels).astype(kind), nodata=none)
+        write(root / f"masks/{case}.tif", y)
+        counted.append((p[~void].astype(np.float64), y[~void]))
+    return counted
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_pixels_without_data_do_not_count(tmp_path, kind):
+    counted = make(tmp_path, kind)
+    record = evaluate(tmp_path / "maps", tmp_path / "masks").record
+    p, y = (np.concatenate([pair[i] for pair in counted]) for i in (0, 1))
+    assert record.pixels == p.size
+    expected = equal_width(np.maximum(p, 1 - p), ((p > 0.5) == y).astype(float), 10)["ece"]
+    assert record.calibration["ece_ew"] == pytest.approx(expected, abs=1e-12)
+    dice = [2 * ((a > 0.5) & (b == 1)).sum() / ((a > 0.5).sum() + b.sum()) for a, b in counted]
+    assert record.segmentation["dice_image_mean"] == pytest.approx(np.mean(dice), abs=1e-12)
+    assert record.segmentation["f_max"] > 0
+    assert np.isnan(record.segmentation["s_measure"]), "it needs whole pictures"
+    assert np.isnan(record.segmentation["f_weighted"])
+    for case in (1, 2):
+        (tmp_path / f"maps/{case}.tif").unlink()
+        (tmp_path / f"masks/{case}.tif").unlink()
+    assert evaluate(tmp_path / "maps", tmp_path / "masks").record.segmentation["s_measure"] > 0
+
+
+def test_parts_with_and_without_such_pixels_merge_into_the_whole(tmp_path):
+    make(tmp_path, "uint8")
+    for part, cases in (("a", (0, 1)), ("b", (2, 3)), ("c", (0, 3))):
+        for case in cases:
+            for name in ("maps", "masks"):
+                (tmp_path / part / name).mkdir(parents=True, exist_ok=True)
+                (tmp_path / part / name / f"{case}.tif").symlink_to(tmp_path / name / f"{case}.tif")
+        folders = (tmp_path / part / name for name in ("maps", "masks"))
+        assert run("evaluate", *folders, "--dataset", "d", "--partial", tmp_path / f"{part}.sketch")[0] == 0
+    parts = (tmp_path / f"{part}.sketch" for part in "ab")
+    assert run("merge", *parts, "--json", tmp_path / "merged.json")[0] == 0
+    folders = (tmp_path / "maps", tmp_path / "masks")
+    assert run("evaluate", *folders, "--dataset", "d", "--json", tmp_path / "all.json")[0] == 0
+    merged, whole = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("merged", "all"))
+    assert merged["segmentation"] == whole["segmentation"]
+    assert whole["segmentation"]["s_measure"] is None
+    assert run("merge", tmp_path / "c.sketch", "--json", tmp_path / "c.json")[0] == 0
+    assert json.loads((tmp_path / "c.json").read_text())["segmentation"]["s_measure"] > 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_maps_of_16_bit_floats_are_measured_as_their_values(tmp_path):
+    for name in ("half", "single", "masks"):
+        (tmp_path / name).mkdir()
+    for case in range(2):
+        rng = np.random.default_rng(case)
+        p = np.append(rng.random((9, 12)), np.ones((1, 12)), axis=0).astype(np.float16)  # 1 x 65535 is none of them
+        np.save(tmp_path / f"half/{case}.npy", p)
+        np.save(tmp_path / f"single/{case}.npy", p.astype(np.float32))
+        Image.fromarray((rng.random(p.shape) < p).astype(np.uint8) * 255).save(tmp_path / f"masks/{case}.png")
+    half, single = (evaluate(tmp_path / name, tmp_path / "masks", name="a").record for name in ("half", "single"))
+    assert half == single
