@@ -210,6 +210,9 @@ def test_stored_settings_of_the_optimizer_are_not_used(stopped):
         ({"best": -1.0}, "best -1.0"),
         ({"best": 10**400}, "best 1000"),
         ({"best": True}, "best True"),
+        ({"threads": 0}, "threads 0"),
+        ({"threads": True}, "threads True"),
+        ({"threads": "2"}, "threads '2'"),
     ],
 )
 def test_numbers_of_meta_json_are_those_of_a_run(tmp_path, changes, problem):

@@ -110,3 +110,26 @@ def test_a_run_logs_the_threads_of_each_epoch(monkeypatch, tmp_path):
         train(small_config(*sizes), tmp_path / "run")
     assert [line["threads"] for line in log_lines(tmp_path / "run")] == [[2, 1], [1]]
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.filterwarnings("ignore:other processes")
+def test_a_resumed_run_begins_with_the_threads_it_was_stopped_with(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.0)
+    sizes, load = ["data.scenes.train=8", "data.scenes.validation=2"], [1.0]
+    monkeypatch.setattr(module, "create_load_meter", lambda _: lambda: load[0])
+
+    def resume(epochs, *settings):
+        torch.set_num_threads(2)
+        train(small_config(*sizes, f"optim.epochs={epochs}", *settings), tmp_path / "run", resume=True)
+        return log_lines(tmp_path / "run")[-1]["threads"]
+
+    assert resume(1) == [2, 1]
+    assert resume(2) == [1]  # not 2 until it has looked three times
+    load[0] = 0.0
+    assert resume(3) == [1, 2]
+    assert resume(4) == [2]
+    load[0] = 1.0
+    assert resume(5) == [2, 1]
+    assert resume(6, "engine.threads=2") == [2]
+    assert torch.get_num_threads() == 2

@@ -220,6 +220,9 @@ def load(folder: Path) -> Checkpoint:
     is_score = type(best) in (int, float) and (0 <= best <= WORST_BRIER or best == math.inf)
     if type(epoch) is not int or epoch < 0 or not is_score:
         raise InputError(folder / META, f"epoch {epoch!r} and best {best!r}", "a number of epochs and a Brier score")
+    threads = meta.get("threads", 1)  # those of version 0.1 have none
+    if type(threads) is not int or threads < 1:
+        raise InputError(folder / META, f"threads {threads!r}", "a number of threads")
     origin = meta.get("first_stage")
     if origin is not None and not (isinstance(origin, dict) and {"run", "weights"} <= origin.keys()):
         raise InputError(folder / META, "a damaged first_stage", "the run that the second stage started from")

@@ -148,6 +148,7 @@ def _begin(
     if saved is not None:
         epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
         restore(run, saved)
+        run.threads.start_with(saved.meta.get("threads", run.threads.number))
     elif first_stage is not None:
         epoch = run.config.optim.epochs
         _take_over(run, first_stage, progress)

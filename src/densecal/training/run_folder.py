@@ -33,6 +33,7 @@ def save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improve
     meta = {
         "epoch": epochs,
         "best": best_brier,
+        "threads": run.threads.number,
         "samples": hash_names(run),
         "config": run.config.model_dump(mode="json"),
     }

@@ -47,6 +47,12 @@ class Threads:
         """The number now."""
         return self._used[-1]
 
+    def start_with(self, number: int) -> None:
+        """Begin with another number, that of the interrupted run, if the number may change."""
+        if self._taken is not None:
+            self._change(min(number, self.most))
+            self._used = [self.number]
+
     def follow(self) -> None:
         """Look at what other processes use, if it is time to, and change the number if they have begun or ended."""
         if self._taken is None or self._clock() < self._next_look:
