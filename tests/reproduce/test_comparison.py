@@ -62,6 +62,7 @@ def test_every_format_has_the_same_numbers_the_scale_and_what_is_missing():
     console.print(terminal_table(TABLE))
     shown = console.file.getvalue()
     assert all(text in shown for text in ("Table 9", "scale cpu: small", "-7.27*", "+0.050", "theirs_1"))
+    assert [line.strip() for line in shown.splitlines()[:2]] == ["Table 9", "scale cpu: small"]
 
 
 def test_the_csv_has_every_number_in_the_papers_units():

@@ -131,8 +131,8 @@ class Comparison:
 
 def terminal_table(comparison: Comparison) -> Table:
     """Return the table for the terminal."""
-    title = "\n".join([comparison.title, *comparison.head])
-    table = Table(title=terminal_text(title), title_justify="left")
+    title = "\n".join(terminal_text(line) for line in [comparison.title, *comparison.head])
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("")
     for column in comparison.columns:
