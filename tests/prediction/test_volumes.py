@@ -306,7 +306,8 @@ def test_errors_take_one_line(tmp_path):
     save(tmp_path / "scans" / "a.nii", volume(9, 10, 11))
     save(tmp_path / "pairs" / "a.nii", volume(2, 9, 10, 11))
     for suffix in ("pt", "pt2"):
-        (tmp_path / f"weights.{suffix}").write_bytes(b"weights")
+        (tmp_path / f"damaged.{suffix}").write_bytes(b"weights")
+        torch.save(torch.nn.Conv3d(1, 2, 3).state_dict(), tmp_path / f"weights.{suffix}")
     (tmp_path / "run").mkdir()
     conv_onnx(tmp_path / "net.onnx")
     conv_onnx(tmp_path / "fixed.onnx", 16)
@@ -326,6 +327,8 @@ def test_errors_take_one_line(tmp_path):
     assert "activation: sigmoid or softmax in --preprocess" in error("net.onnx", "--tile", 8)
     for name in ("weights.pt", "weights.pt2"):
         assert f"{name}: no network (" in error(name, "--tile", 8)
+    for name in ("damaged.pt", "damaged.pt2"):
+        assert f"{name}: unreadable (" in error(name, "--tile", 8)
     assert "volumes to predict; expected a file of ONNX (.onnx), torch.export (.pt2)" in error("run", "--tile", 8)
     assert "--ensemble: with volumes" in error("net.onnx", "--tile", 8, "--ensemble", tmp_path / "run")
     assert "--format: png16; expected npy" in error("net.onnx", "--tile", 8, "--format", "png16")
