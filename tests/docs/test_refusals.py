@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import nibabel
 import numpy as np
 import pytest
 import tifffile
+import zarr
 from PIL import Image
+from zarr.codecs import ShardingCodec
 
 from tests.adversarial.common import densecal
 from tests.docs.test_formats import (
@@ -75,6 +78,17 @@ def lzw_pages(stem: Path) -> None:
     Image.fromarray(MASK).save(
         f"{stem}.tif", save_all=True, append_images=[Image.fromarray(MASK)], compression="tiff_lzw"
     )
+
+
+def filtered(stem: Path) -> None:
+    with h5py.File(f"{stem}.h5", "w") as file:
+        file.create_dataset("p", data=FLAT, chunks=(2, 5), scaleoffset=4)
+
+
+def nested_shards(stem: Path) -> None:
+    codec = ShardingCodec(chunk_shape=(2, 5), codecs=[ShardingCodec(chunk_shape=(1, 5))])
+    options = {"shape": FLAT.shape, "chunks": FLAT.shape, "dtype": FLAT.dtype, "compressors": None}
+    zarr.create_array(f"{stem}.zarr", serializer=codec, **options)[:] = FLAT
 
 
 def volume_pair(save: Callable[[Path], object], mask: np.ndarray = CUBE) -> Callable[[Path], None]:
@@ -152,6 +166,8 @@ REFUSALS: list[Refusal] = [
     (npy(P * 0.7), CLASSES, "class probabilities that miss a sum of 1"),
     (archive(p=P, other=P), CLASSES, "2 arrays (p, other)"),
     (pair(turned), FOREGROUND, "rientation"),
+    (pair(filtered), FOREGROUND, "a.h5: the filter 6; expected values compressed by gzip or lzf"),
+    (pair(nested_shards), FOREGROUND, "a.zarr: shards within shards; expected one level of shards"),
     (pair(lzw_pages), ("maps", "masks", "--classes", "2"), "LZW"),
     (volume_pair(moved), FOREGROUND, "a spacing of (3, 0.9, 0.8); expected (2.5, 0.9, 0.8), as its mask has"),
     (volume_pair(lambda stem: nifti(Path(f"{stem}.nii"), CUBE[:3])), FOREGROUND, "(4, 4, 4), as its mask has"),

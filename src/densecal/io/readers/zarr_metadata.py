@@ -172,6 +172,8 @@ def _chain(codecs: list[Json], shape: tuple[int, ...], dtype: np.dtype[Any], fol
             raise InputError(folder, f"an order of axes {turn}", EXPECTED)
         order = tuple(order[axis] for axis in turn)
         step = next(steps)
+    if step["name"] == "sharding_indexed":
+        raise InputError(folder, "shards within shards", "one level of shards")
     if step["name"] != "bytes":
         raise InputError(folder, f"the codec {step['name']!r}", "plain numbers, compressed by gzip, zstd or blosc")
     big = step.get("configuration", {}).get("endian", "little") == "big"
