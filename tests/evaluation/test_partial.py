@@ -1,6 +1,7 @@
 """Parts of an evaluation: however the images are cut, merging gives the bytes of one call over all of them."""
 
 import dataclasses
+import hashlib
 import json
 import pickle
 import random
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import densecal.evaluation.image_sums as image_sums
 import densecal.evaluation.totals as totals
 import densecal.metrics.sketch as sketch_module
 from densecal.data.pairs import find_pairs
@@ -216,6 +218,7 @@ def test_mean_entropies_past_the_limit_are_in_the_order_of_their_values(images, 
 
 def test_a_part_past_the_limit_has_no_names_and_its_size_does_not_grow(images, tmp_path, monkeypatch):
     monkeypatch.setattr(totals, "MOST_KEPT", 10)
+    monkeypatch.setattr(image_sums, "MOST_HASHES", 16)
     sizes = []
     for count in (20, 50):
         pairs = find_pairs(*images["uint8"])[0][:count]
@@ -235,14 +238,42 @@ def test_overlap_is_noticed_among_parts_with_names_and_the_others_are_counted(im
     with pytest.raises(InputError, match="must not overlap"):
         merge(tmp_path, [*parts, parts[1]])
     (whole,) = cut(images["uint8"], Settings(), None, 1, random.Random(0))
-    assert merge(tmp_path, [whole, parts[0]]).unchecked == IMAGES
+    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images are there twice\).*must not overlap"):
+        merge(tmp_path, [whole, parts[0]])
     monkeypatch.setattr("densecal.evaluation.partial.MOST_HASHES", len(parts[0].total.stems))
     assert merge(tmp_path, parts).unchecked == IMAGES - len(parts[0].total.stems)
+
+
+def test_parts_past_the_limit_keep_the_smallest_hashes_and_notice_overlap_by_them(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(totals, "MOST_KEPT", 10)
+    monkeypatch.setattr(image_sums, "MOST_HASHES", 12)
+    parts = cut(images["uint8"], Settings(), None, 3, random.Random(0))
+    merged = merge(tmp_path, parts)
+    kept = [len(part.total.sums.hashes) for part in parts]
+    assert (min(kept), max(kept)) == (12, 12)
+    assert merged.unchecked == IMAGES - 36
+    names = (path.stem for path in images["uint8"][0].iterdir())
+    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    smallest = sorted(int.from_bytes(content, "little") for content in hashes)[:12]
+    assert merged.total.sums.hashes.tolist() == smallest
+    with pytest.raises(InputError, match=r"1\.sketch: an image without its name \(12 images are there twice\)"):
+        merge(tmp_path, [parts[1], parts[1], parts[0]])
+    # 26 images and the 27 others: a few in common are noticed where they are among the smallest
+    pairs = find_pairs(*images["uint8"])[0]
+    pairs.sort(key=lambda pair: hashlib.blake2b(pair.stem.encode(), digest_size=8).digest()[::-1])
+    first, second, third = (
+        Partial("m", "d", score_all(part, Settings(), 1, False, silent)[0], ())
+        for part in (pairs[::2], pairs[1::2] + pairs[:1], pairs[1::2] + pairs[-1:])
+    )
+    with pytest.raises(InputError, match=r"1\.sketch: an image without its name; expected it in .*0\.sketch alone"):
+        merge(tmp_path, [first, second])
+    assert merge(tmp_path, [first, third]).total.images == IMAGES + 1
 
 
 @pytest.mark.parametrize(
     ("name", "place", "value"),
     [
+        ("images/hashes", 3, 1),  # not in order
         ("images/number", 0, 3),  # fewer than were counted
         ("images/sums", 0, 7),  # pixels
         ("images/sums", 1, -1),  # correct pixels
@@ -259,7 +290,7 @@ def test_sums_that_no_images_have_are_one_line(images, tmp_path, monkeypatch, na
     with zipfile.ZipFile(tmp_path / "a.sketch") as archive:
         array = np.frombuffer(archive.read(name), np.int64).copy()
     array[place] = value
-    with pytest.raises(InputError, match=r"that no images have|do not belong together"):
+    with pytest.raises(InputError, match=r"that no images have|do not belong together|images/hashes of"):
         read_partial(rewritten(tmp_path / "a.sketch", tmp_path / "b.sketch", {name: array.tobytes()}))
 
 
@@ -273,6 +304,7 @@ def synthetic(names: list[str], row: np.ndarray) -> Part:
 
 def test_memory_does_not_grow_with_images_past_the_limit(monkeypatch):
     monkeypatch.setattr(totals, "MOST_KEPT", 500)
+    monkeypatch.setattr(image_sums, "MOST_HASHES", 500)
     total = totals.Total(Settings(full=False))
     row, held = np.array([100.0, 90.0, 95.0, 12.0, 30.0, *np.zeros(9), 5.0]), []
     tracemalloc.start()

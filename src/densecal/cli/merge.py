@@ -44,5 +44,5 @@ def merge(
     with progress_bar() as report:
         whole = merge_partials(parts, name, dataset, report)
     if whole.unchecked:
-        print_note(f"note: {whole.unchecked:,} images came without names: parts that overlap there were not noticed")
+        print_note(f"note: {whole.unchecked:,} images came without names: parts that overlap in some may go unnoticed")
     report_evaluations([compute(whole, "PART", "PART")], [], json, csv, latex, None)

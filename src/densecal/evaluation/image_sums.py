@@ -24,6 +24,8 @@ from densecal.metrics.poisson import UNIT, PoissonTable
 
 MOST_KEPT = 1_000_000
 """Up to this number, names, rows and scores of images are kept one by one; beyond it they are added up."""
+MOST_HASHES = 1 << 16
+"""Of the names, that many hashes are kept, the smallest: parts with images in common have some of these in common."""
 FEW_GROUPS = 300
 """With fewer groups, `benchmarks/coverage.py --poisson` finds intervals of Poisson tables too narrow."""
 JOINT_CELLS = 100
@@ -49,6 +51,7 @@ class ImageSums:
         table: Sums of rows and `COLUMNS`, as they are and in 1,000 resamples, over the images with valid pixels.
         cells: These images by mean confidence and accuracy.
         groups: A hash of the name of every group among them.
+        hashes: The smallest hashes of the names of all images, in order.
     """
 
     def __init__(self, bins: int) -> None:
@@ -56,6 +59,7 @@ class ImageSums:
         self.table = PoissonTable(bins, len(COLUMNS))
         self.cells: Ints = np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64)
         self.groups: set[int] = set()
+        self.hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def add(self, names: Sequence[str], rows: Floats, overlaps: NDArray[Any], groups: Sequence[str] | None) -> None:
         """Add images.
@@ -74,6 +78,7 @@ class ImageSums:
         np.add.at(self.cells, (cells_of(confidence[counted]), cells_of(accuracy[counted])), 1)
         self.groups.update(name_hash(group) for group, keep in zip(groups or (), counted, strict=False) if keep)
         self.images += len(names)
+        self._add_hashes(name_hashes(names))
 
     def merge(self, other: ImageSums) -> None:
         """Add the sums of other images."""
@@ -81,6 +86,13 @@ class ImageSums:
         self.table.merge(other.table)
         self.cells += other.cells
         self.groups |= other.groups
+        self._add_hashes(other.hashes)
+
+    def _add_hashes(self, hashes: NDArray[np.uint64]) -> None:
+        if len(self.hashes) == MOST_HASHES:
+            hashes = hashes[hashes < self.hashes[-1]]
+        hashes = np.sort(hashes)
+        self.hashes = np.insert(self.hashes, np.searchsorted(self.hashes, hashes), hashes)[:MOST_HASHES]
 
     @property
     def pixels(self) -> int:
@@ -93,6 +105,7 @@ class ImageSums:
             "images/number": np.array(self.images),
             "images/sums": self.table.sums,
             "images/cells": self.cells,
+            "images/hashes": self.hashes,
             f"{EACH}group_hashes": np.array(sorted(self.groups), np.uint64),
         }
 
@@ -139,6 +152,7 @@ def read_image_sums(container: Container, bins: int) -> ImageSums | None:
     sums.cells = container.array("images/cells", "i8", sums.cells.shape)
     hashes = container.array(f"{EACH}group_hashes", "u8", (-1,))
     sums.groups = set(hashes.tolist())
+    sums.hashes = container.array("images/hashes", "u8", (min(max(sums.images, 0), MOST_HASHES),))
     whole, part = table
     positive = np.delete(whole, np.s_[len(ROW_SCALARS) : len(ROW_SCALARS) + bins], axis=1)
     fits = (
@@ -149,6 +163,7 @@ def read_image_sums(container: Container, bins: int) -> ImageSums | None:
         and ((part >= 0) & (part < UNIT)).all()
         and not part[0, 0]
         and len(sums.groups) <= sums.table.images
+        and (sums.hashes[1:] >= sums.hashes[:-1]).all()
     )
     if not fits:
         raise container.error("sums over images that no images have", "a part that densecal evaluate --partial wrote")
@@ -169,3 +184,8 @@ def cells_of(values: Floats) -> Ints:
 def name_hash(name: str) -> int:
     """Return 64 bits that stand for a name."""
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+
+
+def name_hashes(names: Sequence[str]) -> NDArray[np.uint64]:
+    """Return the hash of every name."""
+    return np.fromiter(map(name_hash, names), np.uint64, len(names))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.evaluation.findings import Findings
-from densecal.evaluation.image_sums import name_hash, read_image_sums
+from densecal.evaluation.image_sums import name_hash, name_hashes, read_image_sums
 from densecal.evaluation.record import SkippedFile
 from densecal.evaluation.totals import Total
 from densecal.evaluation.worker import Settings
@@ -53,7 +53,7 @@ class Partial:
         dataset: Data set.
         total: The sums, with the images in the order of their names.
         skipped: Files that were left out, as `in_order` sorts them.
-        unchecked: Images that were merged without their names, so that none of them was looked for in other parts.
+        unchecked: Images that were merged without a hash of their names, so that other parts may hold them too.
     """
 
     name: str
@@ -331,8 +331,8 @@ def merge_partials(
         except ValueError as error:  # too many pixels
             raise InputError(path, str(error), "fewer parts") from None
         skipped += part.skipped
-        fits = sum(map(len, hashes)) + len(part.total.stems) <= MOST_HASHES
-        hashes.append(np.array([name_hash(stem) for stem in part.total.stems] if fits else [], np.uint64))
+        own = name_hashes(part.total.stems) if part.total.sums is None else part.total.sums.hashes
+        hashes.append(own if sum(map(len, hashes)) + len(own) <= MOST_HASHES else own[:0])
         names["name"].add(part.name)
         names["dataset"].add(part.dataset)
     if first is None:
@@ -366,13 +366,14 @@ def _refuse_overlap(paths: Sequence[Path], hashes: Sequence[Array]) -> None:
     twice = everything[1:][everything[1:] == everything[:-1]]
     if not len(twice):
         return
-    first = next(i for i, own in enumerate(hashes) if np.isin(own, twice).any())
     known = set(twice.tolist())
-    name = next(stem for stem in read_partial(paths[first]).total.stems if name_hash(stem) in known)
-    owners = [i for i, own in enumerate(hashes) for same in own == name_hash(name) if same]
+    holders = [path for path, own in zip(paths, hashes, strict=True) if np.isin(own, twice).any()]
+    name = next((stem for path in holders for stem in read_partial(path).total.stems if name_hash(stem) in known), None)
+    same = twice[0] if name is None else name_hash(name)
+    owners = [path for path, own in zip(paths, hashes, strict=True) for _ in range(int((own == same).sum()))]
+    image = "an image without its name" if name is None else f"the image {name!r}"
     more = f" ({len(twice)} images are there twice)" if len(twice) > 1 else ""
-    expected = f"it in {paths[first]} alone: parts must not overlap"
-    raise InputError(paths[owners[1]], f"the image {name!r}{more}", expected)
+    raise InputError(owners[1], f"{image}{more}", f"it in {owners[0]} alone: parts must not overlap")
 
 
 def _only(names: set[str], option: str) -> str:
