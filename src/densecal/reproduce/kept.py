@@ -39,8 +39,12 @@ def keep(folder: Path, file: Path) -> None:
 
 def portable(result: dict[str, Any]) -> dict[str, Any]:
     """Return a result without what only its machine knows: folders, and the name of a GPU."""
-    device = "cpu" if result["device"] == "cpu" else "a CUDA GPU"
-    return {**result, "overrides": _portable(result["overrides"]), "device": device}
+    return {**without_gpu_name(result), "overrides": _portable(result["overrides"])}
+
+
+def without_gpu_name(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without the name of the GPU that it ran on."""
+    return {**result, "device": "cpu" if result["device"] == "cpu" else "a CUDA GPU"}
 
 
 @cache
