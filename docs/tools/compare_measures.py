@@ -2,7 +2,8 @@
 
 It needs the extra `oracles`. All packages get the same pixels: foreground probabilities p, over- and under-confident by
 turns and for a good part at 0 and 1 as those of segmentation models are, with labels y, and softmax probabilities of
-four classes. A slow test compares the output with the page.
+four classes, on which calibrators are fitted and judged too. A loss and a guarantee get small images. A slow test
+compares the output with the page.
 """
 
 from __future__ import annotations
@@ -14,13 +15,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.methods import create as create_method
 from densecal.metrics import calibration_errors
 from densecal.metrics.curves import Atoms
 from densecal.metrics.smooth import smooth_curve
+from densecal.posthoc import create
+from densecal.posthoc.high_probability import hoeffding_bentkus
+from densecal.posthoc.pixel_sample import PixelSample
+from densecal.posthoc.risk_control import RiskCurve
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 SAME = "the same"
+STOPS = "it stops after 200 steps of Adam"
+CALIBRATORS = {
+    "temperature": ("TemperatureScaling", {}, SAME),
+    "ensemble-temperature": ("EnsembleTemperatureScaling", {}, SAME),
+    "vector": ("VectorScaling", {}, SAME),
+    "matrix": ("TranslationInvariantMatrixScaling", {}, SAME),
+    "class-matrix": ("ClassConditionalMatrixScaling", {"strength": 0.0}, STOPS),
+    "argmax-preserving": ("ArgmaxPreservingMatrixScaling", {"strength": 0.0}, STOPS),
+    "order-preserving": ("OrderPreservingMatrixScaling", {"strength": 0.0}, STOPS),
+}
+"""What fiducio calls those that both have, our settings that make the problems the same, and why results differ."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,7 @@ def other_rows() -> Iterator[Row]:
     """Compare with MAPIE, netcal and scikit-learn."""
     from mapie.metrics.calibration import expected_calibration_error
     from netcal.metrics import ACE, ECE
-    from sklearn.metrics import brier_score_loss, log_loss
+    from sklearn.metrics import brier_score_loss, log_loss, top_k_accuracy_score
 
     p, y = foreground(spread=2.0)
     r = calibration_errors(p, y)
@@ -164,22 +181,98 @@ def other_rows() -> Iterator[Row]:
     )
     yield Row("brier", r.brier, "scikit-learn", float(brier_score_loss(y, p)), SAME)
     yield Row("nll", r.nll, "scikit-learn", float(log_loss(y, p)), SAME)
+    q, labels = softmax()
+    for k, curve in calibration_errors(q, labels, num_classes=4).top_k.items():
+        theirs = float(top_k_accuracy_score(labels, q, k=k))
+        yield Row(f"hit rate of the top {k}, 4 classes", curve.mean_accuracy, "scikit-learn", theirs, SAME)
+
+
+def fiducio_rows() -> Iterator[Row]:
+    """Compare figures, and what calibrators that both have make of the pixels they were fitted on."""
+    import fiducio
+    import torch
+
+    q, labels = softmax()
+    k = calibration_errors(q, labels, num_classes=4)
+    given = torch.tensor(q), torch.tensor(labels)
+    yield Row("ece_ew, 4 classes", k.ece_ew, "fiducio", fiducio.expected_calibration_error(*given, n_bins=10), SAME)
+    yield Row("brier, 4 classes", k.brier, "fiducio", fiducio.brier_score(*given), SAME)
+    yield Row("nll, 4 classes", k.nll, "fiducio", fiducio.negative_log_likelihood(*given), SAME)
+    log_q = np.log(q).astype(np.float32)
+    maps = log_q.T[None, :, :, None]
+    sample = PixelSample(4, len(q))
+    sample.update(maps, labels[None, :, None], 255)
+    for name, (theirs, settings, reason) in CALIBRATORS.items():
+        p = create(name, num_classes=4, **settings).fit(sample)(maps.astype(np.float64))
+        other = getattr(fiducio, theirs)(device="cpu").fit(torch.tensor(log_q), given[1])
+        nll = fiducio.negative_log_likelihood(other.transform(torch.tensor(log_q)), given[1])
+        ours = float(-np.log(p[0, labels, np.arange(len(q)), 0]).mean())
+        yield Row(f"nll after `{name}`, 4 classes", ours, "fiducio", nll, reason)
+
+
+def monai_rows() -> Iterator[Row]:
+    """Compare with MONAI, which computes in float32 and has NACL as a loss."""
+    import torch
+    from monai.losses import NACLLoss
+    from monai.metrics import CalibrationErrorMetric
+
+    q, labels = softmax()
+    k = calibration_errors(q, labels, num_classes=4)
+    metric = CalibrationErrorMetric(num_bins=10)
+    metric(torch.tensor(q).T[None], torch.nn.functional.one_hot(torch.tensor(labels)).T[None])
+    yield Row("sce, 4 classes", k.sce, "MONAI", float(metric.aggregate()), "float32 sums")
+    generator = torch.Generator().manual_seed(7)
+    y = torch.randint(4, (2, 24, 24), generator=generator)
+    z = torch.randn((2, 4, 24, 24), generator=generator).requires_grad_()
+    ours = create_method("nacl", num_samples=2, num_classes=4).loss(z, y)
+    theirs = NACLLoss(4, 2)(z, y)
+    reason = "at the border it pads with zeros, we repeat pixels"
+    yield Row("loss of `nacl`", ours.item(), "MONAI", theirs.item(), reason)
+    slopes = (torch.autograd.grad(loss, z)[0][..., 1:-1, 1:-1] for loss in (ours, theirs))
+    gap = float(torch.sub(*slopes).abs().max())
+    yield Row("its slope inside the image, largest difference", 0.0, "MONAI", gap, SAME)
+
+
+def guarantee_rows() -> Iterator[Row]:
+    """Compare with MAPIE's thresholds for recall and its p-values."""
+    from mapie.risk_control import SemanticSegmentationController
+    from mapie.risk_control.methods import compute_hoeffding_bentkus_p_value
+
+    p, y = (values.reshape(20, 1000) for values in foreground())
+    curve = RiskCurve()
+    for one, mask in zip(p, y, strict=True):
+        curve.update(one, mask == 1)
+    control = SemanticSegmentationController(
+        lambda maps: maps[:, None],
+        risk="recall",
+        method="crc",
+        target_level=0.85,
+        predict_params=np.arange(curve.steps + 1) / curve.steps,
+    )
+    control.calibrate(p, y[:, :, None])
+    threshold = float(control.best_predict_param[0])
+    yield Row("threshold for 15 % missed", curve.control(0.15).threshold, "MAPIE", threshold, SAME)
+    risk = np.linspace(0, 0.99, 37)
+    theirs = np.minimum(compute_hoeffding_bentkus_p_value(risk, 200, 0.1)[:, 0], 1)
+    gap = float(np.abs(hoeffding_bentkus(risk, 200, 0.1) - theirs).max())
+    yield Row("p-values of risk control, largest difference", 0.0, "MAPIE", gap, SAME)
 
 
 def rows() -> list[Row]:
     """Return all comparisons."""
     with warnings.catch_warnings(action="ignore"):
-        return [*relplot_rows(), *torch_uncertainty_rows(), *probmetrics_rows(), *other_rows()]
+        made = (relplot_rows, torch_uncertainty_rows, probmetrics_rows, other_rows, fiducio_rows, monai_rows)
+        return [row for rows_of in (*made, guarantee_rows) for row in rows_of()]
 
 
-def table() -> str:
-    """Return the table as Markdown."""
+def table(compared: list[Row]) -> str:
+    """Return comparisons as a Markdown table."""
     head = ["| figure | densecal | package | its value | difference | why |", "|---|---:|---|---:|---:|---|"]
     return "\n".join(
         head
         + [
             f"| {r.figure} | {r.ours:.6f} | {r.package} | {r.theirs:.6f} | {_short(r.difference)} | {r.reason} |"
-            for r in rows()
+            for r in compared
         ]
     )
 
@@ -189,4 +282,4 @@ def _short(difference: float) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(rows()))

@@ -1,4 +1,4 @@
-"""Our measures against those of other packages: equal where conventions agree, and the table of docs/measures.md."""
+"""Our figures against those of other packages: equal where conventions agree, and the table of docs/measures.md."""
 
 import importlib.util
 import runpy
@@ -11,7 +11,7 @@ from densecal.metrics.smooth import smooth_error
 from tests.metrics.test_smooth import RELPLOT, atoms_of, make
 
 ROOT = Path(__file__).parents[2]
-PEERS = ("relplot", "mapie", "probmetrics", "torch_uncertainty")
+PEERS = ("relplot", "mapie", "probmetrics", "torch_uncertainty", "fiducio", "monai")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -25,22 +25,29 @@ def tool():
     return runpy.run_path(str(ROOT / "docs/tools/compare_measures.py"))
 
 
-def test_figures_that_are_the_same_agree(tool):
-    rows = tool["rows"]()
+@pytest.fixture(scope="module")
+def rows(tool):
+    return tool["rows"]()
+
+
+def test_figures_that_are_the_same_agree(tool, rows):
     same = [row for row in rows if row.reason == tool["SAME"]]
-    assert len(same) >= 12
+    assert len(same) >= 25
     for row in same:
         assert row.difference == pytest.approx(0, abs=2e-6), row
     others = [row for row in rows if row.reason != tool["SAME"]]
     assert all(row.reason for row in others)
+    stopped = [row for row in rows if row.reason == tool["STOPS"]]
+    assert len(stopped) == 3
+    assert all(row.difference > 0 for row in stopped)  # theirs is not at its minimum, so ours is lower
 
 
-def test_the_table_of_the_page_is_what_the_tool_prints(tool):
+def test_the_table_of_the_page_is_what_the_tool_prints(tool, rows):
     def plain(text):
         return [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
 
     page = (ROOT / "docs/measures.md").read_text(encoding="utf-8")
-    for line in plain(tool["table"]())[2:]:
+    for line in plain(tool["table"](rows))[2:]:
         figure, ours, package, theirs = line[1:5]
         (printed,) = [other for other in plain(page) if len(other) == 8 and other[1:4:2] == [figure, package]
                       and other[6] == line[6]]  # fmt: skip
