@@ -100,6 +100,14 @@ def test_outputs_of_other_kinds_are_calibrated_too(tmp_path, file, text):
     np.testing.assert_allclose(p.squeeze(), expit(logits(np.moveaxis(inputs(), 1, -1)) / 2), atol=1e-5)
 
 
+def test_every_step_is_reported(tmp_path):
+    said, calibrator = [], temperature_file(tmp_path / "cal.json")
+    host = linear(tmp_path / "host.onnx")
+    fold_calibrator(host, tmp_path / "out.onnx", calibrator, steps(tmp_path), lambda *step: said.append(step))
+    titles = ["Running the network"] * 3 + ["Tracing the calibrator"] + ["Running the new file"] * 4
+    assert said == [(title, done, 7) for done, title in enumerate(titles)]
+
+
 def test_class_maps_are_calibrated(tmp_path):
     host = linear(tmp_path / "host.onnx", classes=3, activation="Softmax")
     fold_calibrator(host, tmp_path / "out.onnx", temperature_file(tmp_path / "cal.json", classes=3), steps(tmp_path))

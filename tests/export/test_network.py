@@ -212,7 +212,10 @@ def test_a_file_that_disagrees_is_not_written(tmp_path, monkeypatch, capsys):
 
 def test_a_network_that_rounds_coarsely_is_compared_with_its_own_rounding(tmp_path):
     model = SegmentationModel(Coarse(), "pretended", "resnet18", 1)
-    made = export_model(model, tmp_path / "model.onnx", 32)
+    said = []
+    made = export_model(model, tmp_path / "model.onnx", 32, progress=lambda *step: said.append(step))
+    assert said[0] == ("Tracing the network", 0, 5)
+    assert said[1:] == [("Comparing the file with PyTorch", done, 5) for done in (1, 2, 3, 4, 5)]
     worst = max(made.comparisons, key=lambda c: c.difference)
     assert worst.rounding > TOLERANCE, "PyTorch itself is off"
     assert TOLERANCE < worst.difference <= 3 * worst.rounding

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, tell_unfinished
+from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, progress_bar, tell_unfinished
 from densecal.errors import InputError
 
 
@@ -73,7 +73,8 @@ def _fold(model: Path, out: Path, calibrator: Path | None, preprocess: str | Non
 
     if calibrator is None:
         raise InputError("--calibrator", "nothing", "a calibrator to put into the ONNX file")
-    folded = fold_calibrator(model, out, calibrator, preprocess)
+    with progress_bar() as report:
+        folded = fold_calibrator(model, out, calibrator, preprocess, report)
     print_line(f"{out}: {folded.bytes / 1e6:.1f} MB, output {folded.output!r} is calibrated now")
     print_line(f"  largest difference from the original with the calibrator behind it: {folded.difference:.1e}")
     if folded.on_steps:
@@ -87,7 +88,8 @@ def _export(model: Path, out: Path, calibrator: Path | None, input: str, preproc
     if preprocess is not None:
         raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
     tell_unfinished(model)
-    exported = export_run(model, out, calibrator, input)
+    with progress_bar() as report:
+        exported = export_run(model, out, calibrator, input, report)
     side = "any size" if exported.any_size else f"{exported.size} x {exported.size} pixels only"
     print_line(f"{out}: {exported.bytes / 1e6:.1f} MB, input {exported.input}, any batch, {side}")
     for comparison in exported.comparisons:

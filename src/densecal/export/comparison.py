@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from densecal.models.factory import SegmentationModel
+from densecal.runtime.progress import Progress, silent
 
 TOLERANCE = 1e-4
 """Largest difference of a probability between the file and PyTorch."""
@@ -55,6 +56,7 @@ def compare(
     calibrator: nn.Module | None,
     input: str,
     sizes: tuple[tuple[int, int], ...],
+    progress: Progress = silent,
 ) -> tuple[Comparison, ...]:
     """Run a file in onnxruntime and the model in PyTorch on the same pictures, and compare them.
 
@@ -64,6 +66,7 @@ def compare(
         calibrator: The calibrator in the file.
         input: One of ``INPUTS``.
         sizes: Heights and widths, each of which is run with all ``BATCHES``.
+        progress: Called before every batch and after the last; making the file was the first step.
 
     Raises:
         ExportError: onnxruntime cannot run the file.
@@ -74,9 +77,11 @@ def compare(
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # errors are raised as well
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    comparisons = []
+    comparisons: list[Comparison] = []
+    steps = 1 + len(sizes) * len(BATCHES)
     for height, width in sizes:
         for batch in BATCHES:
+            progress("Comparing the file with PyTorch", 1 + len(comparisons), steps)
             images = pictures(batch, height, width)
             feed = {"images": _convert_input(images, model, input)}
             try:
@@ -92,6 +97,7 @@ def compare(
                 p, p_exact = (probabilities(logits, unit, None) for logits in (z, exact))
                 comparison = replace(comparison, rounding=float((p - p_exact).abs().max()))
             comparisons.append(comparison)
+    progress("Comparing the file with PyTorch", steps, steps)
     return tuple(comparisons)
 
 

@@ -21,6 +21,7 @@ from densecal.io.atomic import write_atomically
 from densecal.posthoc import Calibrator
 from densecal.posthoc.logit_histogram import P_CLIP
 from densecal.prediction.onnx_model import OnnxModel, load_onnx
+from densecal.runtime.progress import Progress, silent
 
 PREFIX = "densecal_"
 """The names of all added nodes and tensors start like this."""
@@ -47,7 +48,9 @@ class Folded:
     on_steps: int
 
 
-def fold_calibrator(path: Path, out: Path, calibrator: Path, preprocess: str | None = None) -> Folded:
+def fold_calibrator(
+    path: Path, out: Path, calibrator: Path, preprocess: str | None = None, progress: Progress = silent
+) -> Folded:
     """Write an ONNX file whose output is calibrated. All names, inputs and other outputs stay as they are.
 
     Args:
@@ -55,6 +58,7 @@ def fold_calibrator(path: Path, out: Path, calibrator: Path, preprocess: str | N
         out: File to write, ``.onnx``.
         calibrator: File of a calibrator for maps of this network.
         preprocess: A preset's name or a YAML file, which also says which output is meant and what it holds.
+        progress: Called before every step and after the last.
 
     Raises:
         InputError: An argument is not what it should be.
@@ -73,14 +77,18 @@ def fold_calibrator(path: Path, out: Path, calibrator: Path, preprocess: str | N
     if model.session.get_modelmeta().custom_metadata_map.get("calibrator", "null") != "null":
         raise InputError(path, "a file with a calibrator inside", "the file without it")
     samples = [sample.permute(1, 2, 0).numpy() for sample in pictures(3, 96, 128)]
-    outputs = [model.outputs([sample]) for sample in samples]
-    for one in outputs:
-        model.probabilities(one[model.output])  # refuses values that are no probabilities
+    steps = 2 * len(samples) + 1
+    outputs = []
+    for done, sample in enumerate(samples):
+        progress("Running the network", done, steps)
+        outputs.append(model.outputs([sample]))
+        model.probabilities(outputs[-1][model.output])  # refuses values that are no probabilities
+    progress("Tracing the calibrator", len(samples), steps)
     head = _Head(loaded, model.preprocess.activation, outputs[0][model.output].ndim == 4)
     proto = _merge(_read(path), _trace(head, model), model.output)
     _describe(proto, model, loaded)
     content: bytes = proto.SerializeToString()
-    difference, on_steps = _compare(content, model, head, samples, outputs)
+    difference, on_steps = _compare(content, model, head, samples, outputs, progress)
     write_atomically(out, lambda stream: stream.write(content))
     return Folded(out, len(content), model.output, difference, on_steps)
 
@@ -216,13 +224,18 @@ def _compare(
     head: _Head,
     samples: list[NDArray[np.uint8]],
     expected: list[dict[str, NDArray[Any]]],
+    progress: Progress,
 ) -> tuple[float, int]:
     """Run the new file and compare all its outputs; return the largest difference and the pixels left out of it."""
     try:
         folded = model.reopen(content)
-        results = [folded.outputs([sample]) for sample in samples]
+        results = []
+        for done, sample in enumerate(samples, start=len(samples) + 1):
+            progress("Running the new file", done, 2 * len(samples) + 1)
+            results.append(folded.outputs([sample]))
     except InputError as error:
         raise ExportError(f"onnxruntime does not run the file: {error.found}") from None
+    progress("Running the new file", 2 * len(samples) + 1, 2 * len(samples) + 1)
     worst, on_steps = 0.0, 0
     for result, before in zip(results, expected, strict=True):
         for name, values in before.items():

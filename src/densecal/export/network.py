@@ -20,11 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from densecal import __version__, posthoc
 from densecal.errors import InputError
-from densecal.export.comparison import TOLERANCE, Comparison, ExportError, compare, probabilities
+from densecal.export.comparison import BATCHES, TOLERANCE, Comparison, ExportError, compare, probabilities
 from densecal.io.atomic import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
 from densecal.prediction.predictor import load_predictor, own_calibrator_error
+from densecal.runtime.progress import Progress, silent
 
 INPUTS = ("unit", "uint8", "normalised")
 """Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""
@@ -69,7 +70,9 @@ class Export:
         return sum(comparison.on_steps for comparison in self.comparisons)
 
 
-def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str = "unit") -> Export:
+def export_run(
+    run: Path, out: Path, calibrator: Path | None = None, input: str = "unit", progress: Progress = silent
+) -> Export:
     """Export the model of a run or checkpoint folder.
 
     Args:
@@ -77,6 +80,7 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
         out: File to write, ``.onnx``.
         calibrator: File of a calibrator to apply after the network; the run's own unless given.
         input: One of ``INPUTS``.
+        progress: Called after every step.
 
     Returns:
         What was written and how far it is from PyTorch.
@@ -91,11 +95,16 @@ def export_run(run: Path, out: Path, calibrator: Path | None = None, input: str 
     if calibrator is not None and predictor.calibrator is not None:
         raise own_calibrator_error(run, predictor.calibrator)
     loaded = predictor.calibrator if calibrator is None else posthoc.load(calibrator)
-    return export_model(predictor.model, out, predictor.config.data.size, loaded, input)
+    return export_model(predictor.model, out, predictor.config.data.size, loaded, input, progress)
 
 
 def export_model(
-    model: SegmentationModel, out: Path, size: int, calibrator: Calibrator | None = None, input: str = "unit"
+    model: SegmentationModel,
+    out: Path,
+    size: int,
+    calibrator: Calibrator | None = None,
+    input: str = "unit",
+    progress: Progress = silent,
 ) -> Export:
     """Export a model of ``densecal.models.build``, on the CPU, in evaluation mode.
 
@@ -108,6 +117,7 @@ def export_model(
         size: Side of the images it was trained at.
         calibrator: Applied after the network.
         input: One of ``INPUTS``.
+        progress: Called after every step.
 
     Returns:
         What was written and how far it is from PyTorch.
@@ -125,10 +135,11 @@ def export_model(
     if weights > MAX_BYTES:
         raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
     model.eval()
+    progress("Tracing the network", 0, 1 + 2 * len(BATCHES))
     proto = _trace(Deployment(model, module, input), size)
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
-    comparisons = compare(proto.SerializeToString(), model, module, input, sizes)
+    comparisons = compare(proto.SerializeToString(), model, module, input, sizes, progress)
     for comparison in comparisons:
         if not comparison.agrees:
             batch, height, width = comparison.shape
