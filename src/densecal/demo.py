@@ -43,7 +43,7 @@ def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
 
     Args:
         out: New folder, or that of an earlier demonstration, which is replaced.
-        progress: Told about the progress, with the figures of each epoch.
+        progress: Called with the progress, and with the figures of each epoch.
 
     Returns:
         The two evaluations, plain cross entropy first.
@@ -106,13 +106,13 @@ def _lead(evaluations: list[Evaluation]) -> list[str]:
     plain, ours = (evaluation.record.calibration for evaluation in evaluations)
     low, high = paired_differences(evaluations)[0].ci["ece_ew"]
     return [
-        "Two networks, equal but for the training method, learned to find objects in 120 generated scenes whose labels "
-        "are drawn from known probabilities: outlines are uncertain, and some objects are labelled only sometimes. No "
-        "model can be right everywhere, and an honest one says so.",
+        "Two networks that differ only in the training method learned to find objects in 120 generated scenes whose "
+        "labels are drawn from known probabilities: outlines are uncertain, and some objects are labelled only "
+        "sometimes. No model can be right everywhere, and an honest one says so.",
         f"On {HELD_OUT} scenes that neither has seen, plain binary cross entropy is right at "
-        f"{100 * plain['accuracy']:.1f} % of the pixels and believes {100 * plain['mean_confidence']:.1f} %. Adaptive "
-        f"label perturbation (ASLP_MC) is right at {100 * ours['accuracy']:.1f} % and believes "
-        f"{100 * ours['mean_confidence']:.1f} %.",
+        f"{100 * plain['accuracy']:.1f} % of the pixels and {100 * plain['mean_confidence']:.1f} % confident. Adaptive "
+        f"label perturbation (ASLP_MC) is right at {100 * ours['accuracy']:.1f} % and "
+        f"{100 * ours['mean_confidence']:.1f} % confident.",
         f"The expected calibration error goes from {100 * plain['ece_ew']:.2f} % to {100 * ours['ece_ew']:.2f} %; the "
         f"difference lies between {100 * low:.2f} and {100 * high:.2f} points with 95 % confidence, resampling images.",
     ]

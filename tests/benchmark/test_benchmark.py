@@ -29,7 +29,7 @@ from densecal.benchmark import load_matrix, open_tasks, run_benchmark, summarise
 from densecal.benchmark.cells import evaluate_everywhere, run_task
 from densecal.benchmark.matrix import Matrix
 from densecal.benchmark.packed import pack, unpack
-from densecal.benchmark.plan import Plan, finished
+from densecal.benchmark.plan import Plan, is_finished
 from densecal.benchmark.sets import ImageSets
 from densecal.benchmark.studies import convergence, effective_ranges, sweeps
 from densecal.benchmark.summary import Row, Summary
@@ -142,7 +142,7 @@ def whole(tmp_path_factory):
         ({"keep": "none"}, "expected keep: last"),
         ({"keep": "all"}, "keep: 'all'; expected 'last' or 'none'"),
         ({"tune": {"aslp-si": {"key": "method.eta", "values": [1]}}}, r"tune.aslp-si.values: .*at least 2 items"),
-        ({"tune": {"bce": {"key": "method.eta", "values": [1, 2]}}}, "tune without a plain method 'bce'"),
+        ({"tune": {"bce": {"key": "method.eta", "values": [1, 2]}}}, "tune without the method 'bce'"),
     ],
 )  # fmt: skip
 def test_a_wrong_matrix_names_the_key(tmp_path, changes, message):
@@ -485,14 +485,14 @@ def test_packing_adds_and_replaces_tasks_and_unpacking_leaves_results_alone(whol
 
 def test_a_file_that_is_no_packed_benchmark_is_refused(tmp_path):
     (tmp_path / "packed.jsonl").write_text('{"task": "cells/bce/seed-0"}\n')
-    with pytest.raises(InputError, match="line 1: no task with its result"):
+    with pytest.raises(InputError, match="line 1: a line without task and result"):
         unpack(tmp_path / "packed.jsonl", tmp_path / "out")
 
 
 @pytest.mark.parametrize("task", ["../elsewhere", "/elsewhere", 3])
 def test_a_packed_task_stays_inside_its_folder(tmp_path, task):
     (tmp_path / "packed.jsonl").write_text(json.dumps({"task": task, "result": {"evaluations": []}}) + "\n")
-    with pytest.raises(InputError, match=r"line 1: task .*; expected a folder inside the benchmark's"):
+    with pytest.raises(InputError, match=r"line 1: task .*; expected a folder inside the benchmark folder"):
         unpack(tmp_path / "packed.jsonl", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed.jsonl"]
 
@@ -525,7 +525,7 @@ def test_a_new_data_set_is_evaluated_without_training_again(whole, tmp_path):
     before = mtimes(copy, "cells/bce/seed-0/run/**/*")
     run_task(cell, ImageSets(), silent)
     assert mtimes(copy, "cells/bce/seed-0/run/**/*") == before
-    assert finished(cell)
+    assert is_finished(cell)
     records = json.loads(cell.result.read_text())["evaluations"]
     assert [record["dataset"] for record in records] == ["validation"] * 2 + ["other"] * 2
     scenes = generate(3, 32, 9)
@@ -613,7 +613,7 @@ def test_a_benchmark_that_is_asked_to_stop_ends_without_a_failure_and_continues(
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate()
     assert process.returncode == 143
-    assert errors == "densecal: stopped; the same command goes on\n"
+    assert errors == "densecal: stopped; the same command continues\n"
     assert not list(tmp_path.glob("out/**/error.txt"))
     done = run(arguments)
     assert done.returncode == 0, done.stderr
@@ -693,11 +693,11 @@ def test_tuning_looks_at_validation_images_alone_and_trains_the_choice_once(tmp_
     assert [[record["dataset"] for record in records] for records in trials] == [["validation"]] * 2
     choice = choices(plan)["label-smoothing"]
     assert [trial.ece for trial in choice.trials] == [records[0]["calibration"]["ece_ew"] for records in trials]
-    first, second = plan.tuned({"label-smoothing": choice.chosen})
+    first, second = plan.tuned_cells({"label-smoothing": choice.chosen})
     assert [task.key for task in open_tasks(plan, set())] == [first.key, "bce, seed 1", second.key]
     assert choice.chosen in first.overrides
     run_task(first, sets, silent)
-    chosen = next(cell for cell in plan.trials if cell.tried == choice.chosen)
+    chosen = next(cell for cell in plan.trials if cell.trial == choice.chosen)
     weights = [cell.run / "checkpoints" / "last" / "model.safetensors" for cell in (first, chosen)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert (first.run / "log.jsonl").read_bytes() == (chosen.run / "log.jsonl").read_bytes()  # timings and all

@@ -15,7 +15,7 @@ from densecal.benchmark import open_tasks, summarise
 from densecal.benchmark.cells import run_task
 from densecal.benchmark.matrix import Matrix
 from densecal.benchmark.packed import pack, unpack
-from densecal.benchmark.plan import ERROR, Plan, finished
+from densecal.benchmark.plan import ERROR, Plan, is_finished
 from densecal.benchmark.sets import ImageSets
 from densecal.benchmark.workers import _try_task, forget_lost_first_stages
 from densecal.errors import InputError
@@ -84,7 +84,7 @@ def test_the_first_stage_is_trained_once(done):
     cells = {cell.label: cell for cell in plan.untuned}
     epochs = {label: [line["epoch"] for line in log_lines(cell.run)] for label, cell in cells.items()}
     assert epochs == {"bce": [1, 2], "aslp-mc": [3, 4], "als": [3, 4]}
-    assert all(finished(cell) for cell in cells.values())
+    assert all(is_finished(cell) for cell in cells.values())
 
 
 def test_a_row_equals_a_run_that_trains_both_stages(done, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from densecal.benchmark.matrix import Matrix
-from densecal.benchmark.plan import Plan, finished
+from densecal.benchmark.plan import Plan, is_finished
 from densecal.reproduce.items import Scale, load_scale
 from densecal.reproduce.kept import keep, lay_out, read_kept
 from densecal.reproduce.runner import Workplace
@@ -77,9 +77,9 @@ def test_tables_need_the_file_alone(kept):
 def test_cells_that_are_laid_out_are_finished_wherever_the_data_is(kept, tmp_path):
     matrix = matrix_in(tmp_path)
     before = Plan(matrix, tmp_path / "runs").untuned
-    assert not any(map(finished, before))
+    assert not any(map(is_finished, before))
     assert set(lay_out(kept[0], matrix, tmp_path / "runs")) == LABELS
-    assert all(map(finished, before))
+    assert all(map(is_finished, before))
     times = {cell.label: cell.result.stat().st_mtime_ns for cell in before}
     assert lay_out(kept[0], matrix, tmp_path / "runs") == []
     assert {cell.label: cell.result.stat().st_mtime_ns for cell in before} == times

@@ -1,4 +1,4 @@
-"""Benchmarks: methods x seeds x data sets x calibrators from one file. They can be resumed; results are records."""
+"""Benchmarks: methods x seeds x data sets x calibrators from one file. They can be resumed, and yield records."""
 
 from densecal.benchmark.matrix import Matrix, load_matrix
 from densecal.benchmark.summary import Row, Summary, results, summarise

@@ -1,4 +1,4 @@
-"""Running one cell: train, fit the calibrators, evaluate on every data set, and write the result last."""
+"""One cell of a benchmark: train, fit the calibrators, evaluate on every data set, and write the result last."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run_task(task: Task, sets: ImageSets, progress: Progress) -> None:
     """Run a task and write its result.
 
     Args:
-        task: The task.
-        sets: Image sets, kept from earlier tasks.
-        progress: Told about the progress.
+        task: A cell, or a reference made of finished cells.
+        sets: Image sets, with those that earlier tasks have read.
+        progress: Called with the progress.
     """
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -65,7 +65,7 @@ def evaluate_everywhere(
     bins: tuple[int, ...],
     progress: Progress,
 ) -> list[Record]:
-    """Evaluate a model on every set, as it is and with every calibrator.
+    """Evaluate a model on every set, without a calibrator and with each of them.
 
     Returns:
         Records with ``calibrator`` and, for the other numbers of bins, ``more_bins``.
@@ -124,13 +124,13 @@ def _evaluations(predictor: Predictor, cell: Cell, folder: Path, sets: ImageSets
 
 
 def _prepare_run(cell: Cell) -> None:
-    """Remove a run with other settings or with none, or copy a run that is the same."""
+    """Remove a run with other settings or with none, and copy the run of a trial that has the same training."""
     if cell.run.exists() and not _same_run(cell, cell.run):
         shutil.rmtree(cell.run)
-    if cell.like is not None and not cell.run.exists() and _same_run(cell, cell.like):
+    if cell.trial_run is not None and not cell.run.exists() and _same_run(cell, cell.trial_run):
         new = cell.run.with_name("run.new")
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(cell.like, new)
+        shutil.copytree(cell.trial_run, new)
         os.rename(new, cell.run)
 
 

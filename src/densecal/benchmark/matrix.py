@@ -39,7 +39,7 @@ class SceneSet(Section):
 
 
 class Shift(Section):
-    """A corruption of the images, see ``densecal.data.shift``.
+    """A corruption of the images; see ``densecal.data.shift``.
 
     Attributes:
         kind: ``noise``, ``blur``, ``jpeg``, ``brightness`` or ``contrast``.
@@ -54,15 +54,15 @@ class Dataset(Section):
     """A data set to evaluate on.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         images: Folder, list file, zip, or several zips.
         masks: Folder of masks, if ``images`` is a folder.
         scenes: Generated scenes, in place of ``images``.
         informationless: The validation images of the run without their objects, in place of ``images`` (see
             ``densecal.data.informationless``).
-        ood: No image shows an object: masks are not read, and every pixel is background.
-        shift: The images are corrupted.
-        groups: Groups of ``images`` that are alike, which intervals resample: as ``data.groups`` of a recipe.
+        ood: Whether no image shows an object. Masks are then not read, and every pixel is background.
+        shift: How the images are corrupted, if at all.
+        groups: Groups of similar ``images``, which intervals resample, given like ``data.groups`` in a recipe.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -77,22 +77,22 @@ class Dataset(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Dataset:
         if [self.images is not None, self.scenes is not None, self.informationless].count(True) != 1:
-            raise ValueError("none or several of images, scenes and informationless; expected one of them")
+            raise ValueError("none or several of images, scenes and informationless; expected exactly one of them")
         if self.images is None and (self.ood or self.masks is not None or self.groups is not None):
-            raise ValueError("ood, masks or groups without images; expected images, the only kind that these describe")
+            raise ValueError("ood, masks or groups without images; expected images as well")
         return self
 
     @property
-    def nothing_to_find(self) -> bool:
-        """Whether none of its images shows an object."""
+    def shows_no_object(self) -> bool:
+        """Whether no image shows an object."""
         return self.ood or self.informationless
 
 
 class MethodEntry(Section):
-    """A row of the table: settings on top of the recipe's.
+    """A row of the table: a method, with settings that override the recipe's.
 
     Attributes:
-        name: What tables call it, and the method unless ``set`` has a ``method.name``.
+        name: Its name in tables, and the method's name unless ``set`` has a ``method.name``.
         set: Overrides such as ``method.technique=si``.
         grid: Values by key; every combination becomes a separate row.
     """
@@ -131,11 +131,11 @@ class MethodEntry(Section):
 
 
 class Tuning(Section):
-    """One strength of a method, tuned on the validation images with the first seed.
+    """A setting of a method that is tuned on the validation images with the first seed.
 
     Attributes:
         key: The setting, such as ``method.weight``.
-        values: The values to try; the same number for every tuned method.
+        values: The values to try. Every tuned method has the same number of them.
     """
 
     key: str
@@ -150,14 +150,14 @@ class Matrix(Section):
         overrides: Settings for every method, such as ``optim.epochs=10``.
         methods: Names, or entries with a name, ``set`` and ``grid``.
         seeds: Seeds of the trainings.
-        datasets: Where every model is evaluated, besides the validation images.
-        calibrators: Fitted on the validation images and evaluated on top of every model.
+        datasets: Data sets on which every model is evaluated, besides the validation images.
+        calibrators: Calibrators that are fitted on the validation images and evaluated with every model.
         ensembles: Labels whose seeds are also evaluated together, by their mean probability.
         mc_dropout: Labels whose models are also evaluated with dropout on, by the mean probability of ten draws.
         tune: Strengths to tune, by label.
         starts_from: Name of a method of plain cross entropy. Its run with the same seed is the first stage of every
             row whose method has two stages, unless the row sets ``method.schedule=warmup``.
-        bins: Bins of the calibration errors; the first are those of the tables.
+        bins: Numbers of bins of the calibration errors. Tables use the first.
         keep: ``last`` keeps a checkpoint of every run, ``none`` removes it once it is evaluated.
     """
 
@@ -223,12 +223,12 @@ class Matrix(Section):
         _check_labels("tune", list(self.tune), self.single_labels)
         if self.tune and (REFERENCE not in self.single_labels or REFERENCE in self.tune):
             raise ValueError(
-                f"tune without a plain method {REFERENCE!r}; expected it, because tuned methods are compared with it"
+                f"tune without the method {REFERENCE!r}; expected it untuned, for comparison with the tuned methods"
             )
         budgets = {label: len(tuning.values) for label, tuning in self.tune.items()}
         if len(set(budgets.values())) > 1:
             counts = ", ".join(f"{count} values for {label}" for label, count in budgets.items())
-            raise ValueError(f"tune has {counts}; expected the same number for every method: budgets are equal")
+            raise ValueError(f"tune has {counts}; expected the same number of values for every method")
         return self
 
     @property
@@ -241,7 +241,7 @@ def load_matrix(path: Path) -> Matrix:
     """Read and check a matrix file.
 
     Raises:
-        InputError: A key is wrong. The error names the key, its value and what was expected.
+        InputError: A key or a value is invalid. The error names the key, its value and what was expected.
     """
     settings = read_yaml(path, "a benchmark matrix")
     if not isinstance(settings, dict):
@@ -260,7 +260,7 @@ def dump_matrix(matrix: Matrix) -> str:
 def _check_different(values: list[Any]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"{value!r} twice; expected each once")
+            raise ValueError(f"{value!r} twice; expected different values")
 
 
 def _check_labels(key: str, labels: list[str], known: list[str]) -> None:

@@ -37,7 +37,7 @@ _UNPACKED: dict[str, Any] = {
     },
     "joint": {"cells": 0, "counts": [], "mean_confidence": None, "mean_accuracy": None, "spread": None},
 }  # fmt: skip
-"""What a record must have and a packed one does not."""
+"""What a record must have, and a packed one leaves out."""
 _LOGGED = {
     "validation": ("ece_ew", "accuracy", "mean_confidence"),
     "method": ("alpha_mean", "expected_confidence", "multiplier", "bound", "gap"),
@@ -66,11 +66,11 @@ def pack(folder: Path, file: Path, change: Callable[[dict[str, Any]], dict[str, 
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Lay a packed benchmark out as a folder, from which tables are made and in which missing tasks can be run.
+    """Unpack a benchmark into a folder, from which tables can be made and in which missing tasks can be run.
 
     Args:
         file: What `pack` wrote.
-        folder: Made if it is missing; tasks that have a result there are left alone.
+        folder: Created if it is missing. Tasks that have a result there are left alone.
 
     Raises:
         InputError: The file cannot be read.
@@ -85,15 +85,15 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """The tasks of a packed file by their folders."""
+    """Return the tasks of a packed file by their folders."""
     tasks = {}
     for number, line in enumerate(read_text(file, _EXPECTED).splitlines(), 1):
         where = f"{file}, line {number}"
         task = parse_json(line, where, _EXPECTED)
         if not isinstance(task, dict) or not {"task", "result"} <= task.keys():
-            raise InputError(where, "no task with its result", _EXPECTED)
+            raise InputError(where, "a line without task and result", _EXPECTED)
         if not isinstance(task["task"], str) or Path(task["task"]).is_absolute() or ".." in Path(task["task"]).parts:
-            raise InputError(where, f"task {task['task']!r}", "a folder inside the benchmark's")
+            raise InputError(where, f"task {task['task']!r}", "a folder inside the benchmark folder")
         tasks[task.pop("task")] = task
     return tasks
 

@@ -39,18 +39,18 @@ class Cell:
     Attributes:
         label: The row of the table.
         seed: Seed of the training.
-        folder: Where its files are.
-        recipe: What it is trained from.
-        overrides: Settings on top of the recipe.
+        folder: Folder of its files.
+        recipe: Name or file of the recipe that it is trained from.
+        overrides: Settings that override the recipe's.
         config: Recipe and overrides together.
-        datasets: Where the model is evaluated, besides the validation images.
-        calibrators: What is fitted on the validation images and evaluated too.
+        datasets: Data sets on which the model is evaluated, besides the validation images.
+        calibrators: Calibrators that are fitted on the validation images and evaluated with the model.
         bins: Bins of the calibration errors.
         keep: Whether the checkpoint is kept.
         grid: The values that distinguish this cell from others of its entry.
-        tried: The value of a tuned strength that this cell tries out, else empty.
-        like: A cell whose training is the same, if there is one.
-        start: The cell that trains its first stage, if another one does.
+        trial: The override of a tuned setting that this cell tries out, else empty.
+        trial_run: Run folder of the trial with the same training, if there is one.
+        start: The cell that trains its first stage, if another cell does.
     """
 
     label: str
@@ -64,14 +64,14 @@ class Cell:
     bins: tuple[int, ...]
     keep: str
     grid: dict[str, Value] = field(default_factory=dict)
-    tried: str = ""
-    like: Path | None = None
+    trial: str = ""
+    trial_run: Path | None = None
     start: Cell | None = None
 
     @property
     def key(self) -> str:
-        """What progress and messages call it."""
-        return f"{self.label}{' with ' + self.tried if self.tried else ''}, seed {self.seed}"
+        """Its name in progress and messages."""
+        return f"{self.label}{' with ' + self.trial if self.trial else ''}, seed {self.seed}"
 
     @property
     def run(self) -> Path:
@@ -80,12 +80,12 @@ class Cell:
 
     @property
     def result(self) -> Path:
-        """Written last: a cell that has it, with its digest, is finished."""
+        """The result file, which is written last: a cell is finished once this file exists and holds its digest."""
         return self.folder / RESULT
 
     @cached_property
     def digest(self) -> str:
-        """Changes with everything that the result depends on."""
+        """A digest of everything that the result depends on."""
         own, *first = (_settings_of(cell.config) for cell in (self, self.start) if cell)
         return _digest([own, *first] if first else own, self)
 
@@ -97,7 +97,7 @@ class Reference:
     Attributes:
         label: The label of the models.
         kind: ``ensemble``, the mean probability of all seeds, or ``MC dropout``, that of one model's draws.
-        folder: Where its files are.
+        folder: Folder of its files.
         members: The cells that train the models.
     """
 
@@ -113,17 +113,17 @@ class Reference:
 
     @property
     def key(self) -> str:
-        """What progress and messages call it."""
+        """Its name in progress and messages."""
         return f"{self.label}, {self.kind}, seed {self.seed}"
 
     @property
     def result(self) -> Path:
-        """Written last."""
+        """The result file, which is written last."""
         return self.folder / RESULT
 
     @cached_property
     def digest(self) -> str:
-        """Changes with the digest of any member."""
+        """A digest of the kind and the digests of all members."""
         return _digest([self.kind, *(member.digest for member in self.members)], self.members[0])
 
 
@@ -161,7 +161,7 @@ class Plan:
         _check_folders([(label, out / "cells" / folder_name(label)) for label in labels])
         _check_folders([(cell.key, cell.folder) for cell in self.trials])
 
-    def tuned(self, chosen: dict[str, str]) -> list[Cell]:
+    def tuned_cells(self, chosen: dict[str, str]) -> list[Cell]:
         """Return the cells of tuned methods whose overrides (``key=value``) are chosen."""
         return [
             cell
@@ -173,13 +173,13 @@ class Plan:
     def cells(self, chosen: dict[str, str]) -> list[Cell]:
         """Return the cells of the table, in its order."""
         by_label: dict[str, list[Cell]] = {}
-        for cell in [*self.untuned, *self.tuned(chosen)]:
+        for cell in [*self.untuned, *self.tuned_cells(chosen)]:
             by_label.setdefault(cell.label, []).append(cell)
         order = [label for entry in self.matrix.methods for label in _labels(entry)]
         return [cell for label in order for cell in by_label.get(label, [])]
 
     def references(self, cells: list[Cell]) -> list[Reference]:
-        """Return the ensembles and MC dropouts of the models of these cells."""
+        """Return the ensembles and the MC-dropout evaluations of the models of these cells."""
         references = []
         for label in self.matrix.ensembles:
             members = tuple(cell for cell in cells if cell.label == label)
@@ -199,10 +199,10 @@ class Plan:
             tuning = self.matrix.tune.get(entry.name)
             for value in tuning.values if tuning else ():
                 assert tuning is not None
-                tried = f"{tuning.key}={value}"
-                folder = self.out / "tuning" / folder_name(entry.name) / folder_name(tried)
+                override = f"{tuning.key}={value}"
+                folder = self.out / "tuning" / folder_name(entry.name) / folder_name(override)
                 # the choice is made on the validation images, so nothing else is evaluated
-                yield self._cell(entry, self.matrix.seeds[0], folder, [tried], (), (), tried=tried)
+                yield self._cell(entry, self.matrix.seeds[0], folder, [override], (), (), trial=override)
 
     def _cells(self, entry: MethodEntry, chosen: str | None = None) -> Iterator[Cell]:
         matrix = self.matrix
@@ -210,12 +210,12 @@ class Plan:
             extra = [f"{key}={value}" for key, value in grid.items()] + ([chosen] if chosen else [])
             for seed in matrix.seeds:
                 folder = self.out / "cells" / folder_name(label) / f"seed-{seed}"
-                like = None
+                trial_run = None
                 if chosen and seed == matrix.seeds[0]:
-                    like = self.out / "tuning" / folder_name(label) / folder_name(chosen) / "run"
+                    trial_run = self.out / "tuning" / folder_name(label) / folder_name(chosen) / "run"
                 yield self._cell(
                     entry, seed, folder, extra, tuple(matrix.datasets), tuple(matrix.calibrators),
-                    label=label, grid=grid, like=like,
+                    label=label, grid=grid, trial_run=trial_run,
                 )  # fmt: skip
 
     def _cell(
@@ -229,8 +229,8 @@ class Plan:
         *,
         label: str | None = None,
         grid: dict[str, Value] | None = None,
-        tried: str = "",
-        like: Path | None = None,
+        trial: str = "",
+        trial_run: Path | None = None,
     ) -> Cell:
         matrix = self.matrix
         overrides = (*matrix.overrides, *entry.overrides, *extra, f"engine.seed={seed}")
@@ -248,7 +248,7 @@ class Plan:
             raise InputError("engine.devices", "several", "1: a benchmark runs one process per device")
         return Cell(
             label or entry.name, seed, folder, matrix.recipe, overrides, config, datasets, calibrators,
-            tuple(matrix.bins), matrix.keep, _parsed_values(config, grid or {}), tried, like, start,
+            tuple(matrix.bins), matrix.keep, _parsed_values(config, grid or {}), trial, trial_run, start,
         )  # fmt: skip
 
     def _first_stage(self, config: Config, seed: int) -> Cell:
@@ -305,19 +305,19 @@ def read_result(task: Task) -> Result | None:
         return None
 
 
-def finished(task: Task) -> bool:
+def is_finished(task: Task) -> bool:
     """Return whether a task has a result that was made with its settings."""
     result = read_result(task)
     return result is not None and result.digest == task.digest
 
 
-def failed(task: Task) -> bool:
-    """Return whether a task was tried in this call and failed."""
+def has_failed(task: Task) -> bool:
+    """Return whether a task has failed during this call of the benchmark."""
     return (task.folder / ERROR).exists()
 
 
 def folder_name(text: str) -> str:
-    """Return a label as the name of a folder."""
+    """Return a folder name for a label."""
     return re.sub(r"[^\w.,=+-]+", "_", text).strip(".") or "_"
 
 
@@ -335,7 +335,7 @@ def _points(entry: MethodEntry) -> list[dict[str, Value]]:
 
 
 def _parsed_values(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
-    """Return the values of a grid as the configuration has them, because YAML reads 1e-4, without a dot, as text."""
+    """Return the values of a grid as the configuration parses them: YAML reads 1e-4, which has no dot, as text."""
     settings = config.model_dump(mode="json")
     values = {}
     for key in grid:
@@ -347,7 +347,7 @@ def _parsed_values(config: Config, grid: dict[str, Value]) -> dict[str, Value]:
 
 
 def _settings_of(config: Config) -> dict[str, Any]:
-    """Return the settings that are not the default, and the default strength of a rule where it is not that of 0.1."""
+    """Return the settings that are not the default, and a rule's default strength where version 0.1 had another."""
     settings = config.model_dump(mode="json", exclude_defaults=True)
     options = config.method.options
     uses_lambda = config.method.name in STABLE_METHODS and options.get("constraint") != "exact"

@@ -1,4 +1,4 @@
-"""The image sets of a benchmark, read once per process whatever the number of cells."""
+"""The image sets of a benchmark, each read once per process, however many cells use it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ImageSets:
         self._kept: dict[str, ImageSet] = {}
 
     def of(self, config: Config, datasets: tuple[Dataset, ...], progress: Progress = silent) -> list[ImageSet]:
-        """Return the validation images of a run, and after them the data sets, at the size its network sees."""
+        """Return the validation images of a run, followed by the data sets, at the size its network sees."""
         return [self._validation(config.data, progress), *(self._read(d, config.data, progress) for d in datasets)]
 
     def _validation(self, data: DataConfig, progress: Progress) -> ImageSet:
-        return self._once(f"{VALIDATION} {data.model_dump_json()}", lambda: load_validation_set(data, progress))
+        return self._read_once(f"{VALIDATION} {data.model_dump_json()}", lambda: load_validation_set(data, progress))
 
     def _read(self, dataset: Dataset, data: DataConfig, progress: Progress) -> ImageSet:
         def read() -> ImageSet:
@@ -48,8 +48,8 @@ class ImageSets:
                 return _stripped_set(dataset.name, self._validation(data, progress))
             if dataset.scenes is not None:
                 s = dataset.scenes
-                made = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
-                return _scene_set(dataset.name, made.images, made.masks)
+                scenes = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
+                return _scene_set(dataset.name, scenes.images, scenes.masks)
             assert dataset.images is not None
             return load_image_set(
                 dataset.name, dataset.images, dataset.masks, size=data.size, classes=data.classes,
@@ -59,16 +59,16 @@ class ImageSets:
 
         shape = f"{data.size} {data.classes} {data.ignore_index}"
         depends_on = data.model_dump_json() if dataset.informationless else shape
-        return self._once(f"{dataset.model_dump_json()} {depends_on}", read)
+        return self._read_once(f"{dataset.model_dump_json()} {depends_on}", read)
 
-    def _once(self, key: str, read: Callable[[], ImageSet]) -> ImageSet:
+    def _read_once(self, key: str, read: Callable[[], ImageSet]) -> ImageSet:
         if key not in self._kept:
             self._kept[key] = read()
         return self._kept[key]
 
 
 def check_datasets(datasets: list[Dataset]) -> None:
-    """Look for the files of the data sets before anything is trained.
+    """Check that the files of the data sets exist, before anything is trained.
 
     Raises:
         InputError: A file is missing.

@@ -1,4 +1,4 @@
-"""Studies of a grid of settings: a figure over a parameter, the effective range of alpha, convergence of the rule."""
+"""Studies of a grid of settings: a figure against a parameter, the effective range of alpha, convergence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TECHNIQUES = ("hi", "si", "m", "dm")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The rows of one method over one number.
+    """The rows of one method in which one number varies.
 
     Attributes:
         method: Name of the method.
@@ -36,8 +36,8 @@ class EffectiveRange:
     """The values of a setting, around the best one, that lower the calibration error of plain cross entropy.
 
     Attributes:
-        line: Which technique.
-        dataset: On which data.
+        line: The other settings, such as the technique.
+        dataset: Data set.
         bins: Bins of the calibration error.
         lower: Least of these values; 0 if the smallest value tried is one of them, ``None`` if there are none.
         upper: Largest of these values.

@@ -1,4 +1,4 @@
-"""The result files of a benchmark together: one row per method, calibrator and data set."""
+"""All result files of a benchmark, as one row per method, calibrator and data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from densecal import __version__
 from densecal.benchmark.matrix import Matrix
-from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, failed, read_result
+from densecal.benchmark.plan import ERROR, PLAIN, Cell, Plan, Reference, Result, Task, has_failed, read_result
 from densecal.benchmark.tuning import Choice, choices
 from densecal.errors import InputError
 from densecal.evaluation.measures import Interval
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What tables call the row."""
+        """The name of the row in tables."""
         name = f"{self.label} {self.reference}" if self.reference else self.label
         return name if self.calibrator == PLAIN else f"{name} + {self.calibrator}"
 
@@ -64,7 +64,7 @@ class Row:
         Args:
             section: ``calibration``, ``segmentation``, ``entropy`` or ``ood``.
             key: The figure.
-            bins: Another number of bins than that of the tables.
+            bins: Number of bins, if not that of the tables.
         """
         values = {seed: self._value(seed, section, key, bins) for seed in self.records}
         return {seed: value for seed, value in values.items() if not math.isnan(value)}
@@ -94,7 +94,7 @@ class Summary:
         stale: Tasks whose result was made with other settings than the matrix has.
         logs: Training logs by label and seed, lists of the lines of ``log.jsonl``.
         commands: The command that trained each cell, by its key.
-        notes: Warnings of the trainings, with the cells that they come from.
+        notes: Warnings from the training runs, with the cells that they come from.
     """
 
     matrix: Matrix
@@ -124,7 +124,7 @@ def summarise(matrix: Matrix, out: Path, command: str) -> Summary:
     Args:
         matrix: The benchmark.
         out: Its folder.
-        command: What the tables should name as the command that made them.
+        command: The command that tables name as theirs.
     """
     plan = Plan(matrix, out)
     chosen = choices(plan)
@@ -172,8 +172,8 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: Result) -> None:
-    """Sort the evaluations of a result into rows."""
-    outside = {dataset.name for dataset in summary.matrix.datasets if dataset.nothing_to_find}
+    """Add the evaluations of a result to their rows."""
+    outside = {dataset.name for dataset in summary.matrix.datasets if dataset.shows_no_object}
     reference = task.kind if isinstance(task, Reference) else ""
     records = {(record.calibrator or PLAIN, record.dataset): record for record in result.records}
     for (calibrator, dataset), record in records.items():
@@ -240,7 +240,7 @@ def _why_missing(task: Task) -> str:
         lines = read_text(task.folder / ERROR, "the reason of a failure").splitlines()
     except InputError:
         start = task.start if isinstance(task, Cell) else None
-        return "not run yet" if start is None or not failed(start) else f"its first stage, {start.key}, failed"
+        return "not run yet" if start is None or not has_failed(start) else f"its first stage, {start.key}, failed"
     return lines[-1] if lines else "failed"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from densecal.benchmark.matrix import REFERENCE
-from densecal.benchmark.plan import Cell, Plan, finished, read_result
+from densecal.benchmark.plan import Cell, Plan, is_finished, read_result
 
 MAX_DROP = 0.005
 """Largest loss of the F measure (mIoU for K classes) that a strength may cause."""
@@ -34,7 +34,8 @@ class Choice:
         trials: In the order of the matrix.
         reference: The score of plain cross entropy with the same seed.
         chosen: The override that the method's cells are trained with.
-        kept_score: False if every value costs more of the score than it may; then the least costly is chosen.
+        kept_score: False if every value lowers the score by more than is allowed; then the one that lowers it least is
+        chosen.
     """
 
     trials: tuple[Trial, ...]
@@ -44,10 +45,10 @@ class Choice:
 
 
 def choose(trials: tuple[Trial, ...], reference: float) -> Choice:
-    """Choose the value with the least calibration error among those that keep the score; the first one of equals."""
-    keeping = [trial for trial in trials if trial.score > reference - MAX_DROP]
-    best = min(keeping, key=lambda t: t.ece) if keeping else max(trials, key=lambda t: t.score)
-    return Choice(trials, reference, best.override, bool(keeping))
+    """Choose the value with the least calibration error among those that keep the score; the first wins a tie."""
+    acceptable = [trial for trial in trials if trial.score > reference - MAX_DROP]
+    best = min(acceptable, key=lambda t: t.ece) if acceptable else max(trials, key=lambda t: t.score)
+    return Choice(trials, reference, best.override, bool(acceptable))
 
 
 def choices(plan: Plan) -> dict[str, Choice]:
@@ -62,7 +63,7 @@ def choices(plan: Plan) -> dict[str, Choice]:
     by_label = {}
     for label in plan.matrix.tune:
         figures = [(cell, _validation(cell)) for cell in plan.trials if cell.label == label]
-        trials = [Trial(cell.tried, *values) for cell, values in figures if values is not None]
+        trials = [Trial(cell.trial, *values) for cell, values in figures if values is not None]
         if len(trials) == len(figures):
             by_label[label] = choose(tuple(trials), plain[1])
     return by_label
@@ -70,7 +71,7 @@ def choices(plan: Plan) -> dict[str, Choice]:
 
 def _validation(cell: Cell) -> tuple[float, float] | None:
     """Return the calibration error and the score of a finished cell on the validation images."""
-    if not finished(cell):
+    if not is_finished(cell):
         return None
     result = read_result(cell)
     assert result is not None

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from densecal.benchmark.matrix import Matrix, dump_matrix, load_matrix
-from densecal.benchmark.plan import ERROR, Cell, Plan, Task, failed, finished
+from densecal.benchmark.plan import ERROR, Cell, Plan, Task, has_failed, is_finished
 from densecal.benchmark.sets import ImageSets, check_datasets
 from densecal.benchmark.tuning import choices
 from densecal.data import open_source
@@ -68,10 +68,10 @@ def run_benchmark(
         out: Its folder.
         jobs: Processes per device; every GPU is a device, or else the CPU.
         watch: Called with every event.
-        cluster: Runs the cells in place of processes of this machine, a GPU each where it has any.
+        cluster: Runs the cells in place of processes on this machine, one per GPU if it has any.
 
     Raises:
-        InputError: The settings or the data are wrong; nothing was trained.
+        InputError: The settings or the data are invalid; nothing was trained.
         Preempted: SIGTERM was received; another call continues.
     """
     watch = watch or (lambda event: None)
@@ -102,7 +102,7 @@ def run_benchmark(
 
 
 class Cluster(Protocol):
-    """An engine that yields results as they come, is given work as it opens up, and survives lost work."""
+    """An engine that yields results as they come, takes new calls as these become ready, and survives lost work."""
 
     def map(
         self,
@@ -113,7 +113,7 @@ class Cluster(Protocol):
         ordered: bool = True,
         lost: Callable[[tuple[Any, ...], str], Event] | None = None,
     ) -> Iterator[Event]:
-        """Yield what the function returns for each call; None in place of a call: nothing to do before a result."""
+        """Yield what the function returns for each call. ``None`` among the calls means: wait for a result first."""
         ...
 
 
@@ -145,7 +145,7 @@ def _run_on(cluster: Cluster, plan: Plan, watch: Watch) -> None:
 
 
 def run_cell(matrix: Matrix, out: Path, key: str) -> Event:
-    """Run one task in this process, unless it is finished or another process runs it; return what came of it."""
+    """Run one task in this process, unless it is finished or another process runs it; return its last event."""
     plan = Plan(matrix, out)
     task = next((task for task in open_tasks(plan, set()) if task.key == key), None)
     last = _LastEvent(Event(key, "finished", "by another process"))
@@ -156,7 +156,7 @@ def run_cell(matrix: Matrix, out: Path, key: str) -> Event:
 
 
 class _LastEvent:
-    """Keeps the last event of a task; it takes the place of the pipe to a watching process."""
+    """Keeps the last event of a task, in place of the pipe to a watching process."""
 
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -173,11 +173,11 @@ def _image_sets() -> ImageSets:
 
 def _waits(task: Task) -> bool:
     """Return whether a task waits for its first stage."""
-    return isinstance(task, Cell) and task.start is not None and not finished(task.start)
+    return isinstance(task, Cell) and task.start is not None and not is_finished(task.start)
 
 
 def _write_matrix(matrix: Matrix, path: Path) -> None:
-    """Write the matrix into its folder, unless the file there says the same: it may be the one that was read."""
+    """Write the matrix into its folder, unless an equal file is there, which may be the one that was read."""
     with contextlib.suppress(InputError):
         if load_matrix(path) == matrix:
             return
@@ -193,17 +193,17 @@ def open_tasks(plan: Plan, done: set[Path]) -> list[Task]:
     """
 
     def is_done(task: Task) -> bool:
-        if task.folder not in done and finished(task):
+        if task.folder not in done and is_finished(task):
             done.add(task.folder)
         return task.folder in done
 
-    tuned = plan.tuned({label: choice.chosen for label, choice in choices(plan).items()})
+    tuned = plan.tuned_cells({label: choice.chosen for label, choice in choices(plan).items()})
     references = plan.references([*plan.untuned, *tuned])
     # every method has its first seed before any has its second, so that a table is useful early
     cells = sorted([*plan.untuned, *tuned], key=lambda cell: (plan.matrix.seeds.index(cell.seed), bool(cell.start)))
-    tasks: list[Task] = [cell for cell in (*plan.trials, *cells) if not (cell.start and failed(cell.start))]
+    tasks: list[Task] = [cell for cell in (*plan.trials, *cells) if not (cell.start and has_failed(cell.start))]
     tasks += [reference for reference in references if all(map(is_done, reference.members))]
-    return [task for task in tasks if not is_done(task) and not failed(task)]
+    return [task for task in tasks if not is_done(task) and not has_failed(task)]
 
 
 class _Worker:
@@ -232,7 +232,7 @@ class _Worker:
 
 
 def _watch_workers(workers: list[_Worker], watch: Watch) -> None:
-    """Pass on the events of the workers until all have ended. One that dies is replaced, and its task has failed."""
+    """Pass on the events of the workers until all have ended. A worker that dies is replaced, and its task fails."""
     while running := {worker.pipe: worker for worker in workers if not worker.pipe.closed}:
         for pipe in wait(list(running)):
             assert isinstance(pipe, Connection)
@@ -263,24 +263,24 @@ def _replace_worker(worker: _Worker, watch: Watch) -> _Worker:
 
 
 def _work(matrix: Matrix, out: Path, pipe: Connection) -> None:
-    """Run open tasks in a worker process, one after the other, until none is left."""
+    """Run open tasks in a worker process, one at a time, until none is left."""
     start_worker()
     plan, sets, done = Plan(matrix, out), ImageSets(), set[Path]()
     while tasks := open_tasks(plan, done):
         if not any(_try_task(task, sets, pipe) for task in tasks):
-            # other processes run the rest; when they finish or die, there may be more to do here
+            # other processes run the rest; once they finish or die, this one may have more to do
             time.sleep(POLL_SECONDS)
 
 
 def _try_task(task: Task, sets: ImageSets, pipe: Connection | _LastEvent) -> bool:
     """Run a task and return true, unless it waits for its first stage, or another process runs or has finished it."""
-    # only workers need the networks, whose libraries take seconds to load
+    # only workers need the networks, whose libraries take seconds to import
     from densecal.benchmark.cells import run_task
 
     if _waits(task):
         return False
     with lock_folder(task.folder) as held:
-        if not held or finished(task) or failed(task):
+        if not held or is_finished(task) or has_failed(task):
             return False
         report = _Reporter(pipe, task)
         report.send("running", "starting")
@@ -295,7 +295,7 @@ def _try_task(task: Task, sets: ImageSets, pipe: Connection | _LastEvent) -> boo
             report.send("failed", text.rstrip().splitlines()[-1])
         else:
             report.send("finished", f"{time.perf_counter() - start:.0f} s")
-        # other workers on the device can use the memory that this task leaves behind
+        # frees memory for the other workers on the device
         gc.collect()
         torch.cuda.empty_cache()
         return True
@@ -325,7 +325,7 @@ def _raise_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM into an error, so that the workers are asked to stop too."""
 
     def stop(*_: object) -> None:
-        raise Preempted("stopped; the same command goes on")
+        raise Preempted("stopped; the same command continues")
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -345,10 +345,10 @@ def _forget_failures(out: Path) -> None:
 
 
 def forget_lost_first_stages(plan: Plan) -> None:
-    """Remove the results of first stages without weights, as unpacked ones are, that open cells start from."""
+    """Remove results of first stages that have no weights (unpacked ones) where open cells start from them."""
     for cell in plan.untuned:
         first = cell.start
-        if first is not None and not (first.run / "checkpoints").is_dir() and not finished(cell):
+        if first is not None and not (first.run / "checkpoints").is_dir() and not is_finished(cell):
             first.result.unlink(missing_ok=True)
 
 

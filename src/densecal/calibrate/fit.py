@@ -70,9 +70,9 @@ def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress
 
     Args:
         method: One of `posthoc.names()`.
-        data: What to fit on.
-        device: Where a network is fitted.
-        progress: Told how many images of each pass are read.
+        data: Held-out data.
+        device: Device on which a network is fitted.
+        progress: Called with the number of images read in each pass.
     """
     progress = retitle(progress, "Fitting")
     calibrator = _new_calibrator(method, data, device)
@@ -87,10 +87,10 @@ def fit(method: str, data: FitData, device: torch.device | str = "cpu", progress
 
 
 def fit_several(methods: Sequence[str], data: FitData, device: torch.device | str) -> dict[str, Calibrator]:
-    """Fit several calibrators. Those that are fitted from a histogram share one pass over the data.
+    """Fit several calibrators. Those that need only a histogram share one pass over the data.
 
     Returns:
-        The calibrators that could be fitted, by method; for each of the others there is a warning.
+        The calibrators that could be fitted, by method. A warning names each of the others.
     """
     new = {method: _new_calibrator(method, data, device) for method in methods}
     needs_histogram = any(calibrator.from_histogram for calibrator in new.values())
@@ -111,7 +111,7 @@ def fit_several(methods: Sequence[str], data: FitData, device: torch.device | st
 
 
 def _fit_batches(calibrator: Calibrator, data: FitData, progress: Progress = silent) -> None:
-    """Fit on batches, and refuse masks that all say the same. A histogram is checked by the calibrator itself."""
+    """Fit on batches, and refuse masks that all hold one value. Histograms are checked by the calibrator itself."""
     labels: set[int] = set()
 
     def batches() -> Iterator[Batch]:
@@ -139,8 +139,10 @@ def _new_calibrator(method: str, data: FitData, device: torch.device | str) -> C
     if kind.needs_images and not data.has_images:
         raise InputError(method, "maps without images", "--images, or a run in place of the maps")
     if data.classes > 1 and not kind.multiclass:
-        able = [name for name in posthoc.names() if name in NETWORKS or posthoc.find(name).multiclass]
-        raise InputError(method, f"{data.classes} classes", f"one foreground probability, or one of {', '.join(able)}")
+        usable = [name for name in posthoc.names() if name in NETWORKS or posthoc.find(name).multiclass]
+        raise InputError(
+            method, f"{data.classes} classes", f"one foreground probability, or one of {', '.join(usable)}"
+        )
     return posthoc.create(method, **({"num_classes": data.classes} if kind.multiclass else {})).to(device)
 
 

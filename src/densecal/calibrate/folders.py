@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 32
-"""Pairs that are counted together, whatever the engine: sums of floats depend on how they are grouped."""
+"""Pairs that are counted together, whatever the engine, because sums of floats depend on how they are grouped."""
 
 Array = NDArray[Any]
 
@@ -53,12 +53,12 @@ class MapData:
         masks: Folder of masks.
         classes: 1 for foreground maps, K for softmax maps.
         ignore_index: Mask value of void pixels; 255 for K classes, none for foreground masks unless given.
-        images: Folder of the photographs, for calibrators that look at them.
+        images: Folder of the photographs, for calibrators that use them.
         maps: How the maps are stored.
 
     Attributes:
         plan: Which maps belong to which masks.
-        engine: Where pixels are counted.
+        engine: Engine that counts the pixels.
     """
 
     def __init__(
@@ -161,12 +161,12 @@ def count_logits(pairs: list[Pair], void: int | None, maps: MapOptions) -> Logit
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What applying a calibrator did.
+class ApplyResult:
+    """The effect of applying a calibrator.
 
     Attributes:
         maps: Maps written.
-        flip_rate: Share of the pixels whose decision changed: foreground or not, or which class.
+        flip_rate: Share of the pixels whose decision (foreground or not, or the class) changed.
         flip_ci: Its 95 % interval; NaN with one map.
     """
 
@@ -184,7 +184,7 @@ def apply(
     reads: Iterable[Path] = (),
     force: bool = False,
     options: MapOptions = AS_STORED,
-) -> Applied:
+) -> ApplyResult:
     """Write the calibrated maps of a folder of maps.
 
     8- and 16-bit maps become 16-bit PNG, because 8 bits would round what was calibrated; float maps become ``.npy``.
@@ -193,11 +193,11 @@ def apply(
     Args:
         calibrator: A fitted calibrator.
         predictions: Folder of maps.
-        out: Another folder.
-        images: Folder of the photographs, for calibrators that look at them.
-        progress: Told how many maps are written.
+        out: Folder for the calibrated maps; not one of those that are read.
+        images: Folder of the photographs, for calibrators that use them.
+        progress: Called with the number of maps written.
         reads: Further files that must not be written over, such as that of the calibrator.
-        force: Replace files in the way that `apply` did not write, but never one that it reads.
+        force: Replace existing files that `apply` did not write, but never one that it reads.
         options: How the maps are stored.
 
     Returns:
@@ -227,17 +227,17 @@ def apply(
         valid = np.ones(p.shape[-space:], bool) if stored.void is None else ~stored.void
         flips.append(count_flips(prediction[..., valid], p[..., valid], 1))
         _write(out / pair.stem, p, pair.prediction, space, stored.void)
-    return Applied(len(maps), *flip_rate(np.array(flips)))
+    return ApplyResult(len(maps), *flip_rate(np.array(flips)))
 
 
 def _targets(out: Path, pair: Pair) -> list[tuple[Path, str]]:
-    """Return the files that the map of a pair may get, each with its kind."""
+    """Return the files to which the map of a pair may be written, each with its kind."""
     kind = _kind(pair.prediction)
     return map_targets(out, [pair.stem], ("png", "npy") if kind is None else (kind, "png", "npy"))
 
 
 def _kind(source: Path) -> str | None:
-    """Return the format of a file that says where its pixels lie, in which its calibrated map is written."""
+    """Return the format of the calibrated map of a file that says where its pixels lie; ``None`` for other files."""
     if suffix_of(source) == ".zarr":
         return "zarr"
     return "tif" if suffix_of(source) in (".tif", ".tiff") and is_geotiff(source) else volume_kind(source)
@@ -273,7 +273,7 @@ def _calibrate(calibrator: Calibrator, prediction: Array, photograph: Tensor | N
 def one_plan(
     predictions: Path, masks: Path | None, options: MapOptions, classes: int, ignore_index: int | None = None
 ) -> Plan:
-    """Return which maps belong to which masks, where a command takes one region of several."""
+    """Return which maps belong to which masks; of maps of several regions, one must be chosen."""
     plan = find_plan(predictions, masks, options, None if classes == 1 else classes, ignore_index)
     if plan.regions:
         names = ", ".join(region.name for region in plan.regions)
@@ -282,14 +282,14 @@ def one_plan(
 
 
 def _as_picture(array: Array, space: int) -> Array:
-    """Return a volume (..., D, H, W) as a picture (..., D * H, W), for what looks at single pixels."""
+    """Return a volume (..., D, H, W) as a picture (..., D * H, W), for calibrators that look at single pixels."""
     return array.reshape(*array.shape[:-3], -1, array.shape[-1]) if space == 3 else array
 
 
 def _refuse_images(pair: Pair, images: Source | None) -> None:
     """Refuse photographs beside volumes."""
     if images is not None:
-        raise InputError(pair.prediction, "a volume beside photographs (--images)", "a calibrator without images")
+        raise InputError(pair.prediction, "a volume beside photographs (--images)", "a calibrator that needs no images")
 
 
 def map_logits(prediction: Array) -> NDArray[np.float64]:
@@ -311,7 +311,7 @@ def _open_photographs(folder: Path, stems: list[str]) -> Source:
 
 
 def _read_photograph(source: Source, stem: str, size: tuple[int, ...]) -> Tensor:
-    """Read an image as floats in [0, 1], (1, 3, H, W), at the size of a map. Networks alone look at images."""
+    """Read an image as floats in [0, 1], (1, 3, H, W), at the size of a map. Only networks use images."""
     import torch
     from torch.nn.functional import interpolate
 

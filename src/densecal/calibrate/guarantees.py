@@ -27,22 +27,22 @@ _LEVELS = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
 class MaskedMaps:
-    """Maps with masks, image by image or group by group: what a guarantee is found on.
+    """Maps with masks, image by image or group by group, from which guarantees are computed.
 
     Args:
         predictions: Folder of maps.
         masks: Folder of masks.
         classes: 1 for foreground maps, K for softmax maps, or the number of regions where ``maps`` names one of them.
         ignore_index: Mask value of void pixels; 255 for K classes unless given.
-        groups: Groups of images that are alike: guarantees are then for a new group.
+        groups: Groups of similar images, with which guarantees hold for a new group.
         maps: How the maps are stored.
 
     Attributes:
         masks: Folder of masks.
         plan: Which maps belong to which masks.
-        classes: 1, or K.
+        classes: 1 for foreground maps, else K.
         grouped: Whether a unit is a group.
-        progress: Told how many maps are read.
+        progress: Called with the number of maps read.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ def foreground_curve(maps: MaskedMaps) -> RiskCurve:
             foreground |= bool(read.mask.foreground.any())
         curve.add_group(part)
     if not foreground:
-        raise InputError(maps.masks, one_sided(0, 0, curve.images), "foreground, of which some may be missed")
+        raise InputError(maps.masks, one_sided(0, 0, curve.images), "at least one foreground pixel")
     return curve
 
 
@@ -113,8 +113,8 @@ class ClassRisk:
 
     Attributes:
         label: The class.
-        images: Images whose mask holds it.
-        units: Groups of them, or the images where there are no groups.
+        images: Number of images whose mask contains it.
+        units: Number of groups of such images; without groups, the number of images.
         control: The threshold and its costs on these images; None where there are fewer than 1/alpha - 1 units.
     """
 
@@ -129,7 +129,7 @@ def control_class_risks(maps: MaskedMaps, alpha: float) -> list[ClassRisk]:
 
     Args:
         maps: The maps.
-        alpha: The share of a class that may be missed, on average over images that hold it.
+        alpha: The share of a class that may be missed, on average over images that contain it.
     """
     curves = [RiskCurve() for _ in range(maps.classes)]
     for unit in maps:
@@ -145,7 +145,7 @@ def control_class_risks(maps: MaskedMaps, alpha: float) -> list[ClassRisk]:
 
 
 def _control(curve: RiskCurve, alpha: float, maps: MaskedMaps) -> RiskControl | None:
-    """Return the threshold of a class, or None where too few units hold it."""
+    """Return the threshold of a class, or None where too few units contain it."""
     try:
         return curve.control(alpha, maps.grouped)
     except InputError:
@@ -155,13 +155,13 @@ def _control(curve: RiskCurve, alpha: float, maps: MaskedMaps) -> RiskControl | 
 
 
 def control_sets(maps: MaskedMaps, score: str, alpha: float, delta: float | None = None) -> SetControl:
-    """Find the sets of classes per pixel that lack the true class at a share alpha of a new image's pixels, at most.
+    """Find sets of classes per pixel that lack the true class in at most a share alpha of a new image's pixels.
 
     Args:
         maps: Softmax maps.
         score: ``thr``, ``aps`` or ``raps``.
-        alpha: The share of pixels.
-        delta: Let it hold with probability 1 - delta over calibration sets, instead of on average.
+        alpha: Largest share of pixels whose set lacks the true class.
+        delta: Let the guarantee hold with probability 1 - delta over calibration sets, instead of on average.
     """
     curve = SetCurve(maps.classes, score)
     for unit in maps:
@@ -174,13 +174,13 @@ def control_sets(maps: MaskedMaps, score: str, alpha: float, delta: float | None
 
 
 def control_margin(maps: MaskedMaps, coverage: float, shape: str, alpha: float) -> Margin:
-    """Find by how much to grow masks (p > 0.5) so that they cover the foreground of a new image.
+    """Find how far masks (p > 0.5) must grow to cover the foreground of a new image.
 
     Args:
         maps: Foreground maps, or predicted masks.
         coverage: Share of the foreground to cover.
         shape: ``disc``, ``square`` or ``cross``.
-        alpha: Share of new images, at most, of which less is covered; of new groups, all images of one.
+        alpha: Largest share of new images (with groups: of new groups with any such image) of which less is covered.
     """
     scores = MarginScores(coverage, shape)
     for unit in maps:

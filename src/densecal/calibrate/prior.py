@@ -1,4 +1,4 @@
-"""Prior shift on folders: the frequencies of classes from labelled maps, those of a target from maps without masks."""
+"""Prior shift on folders: class frequencies from maps with masks, and those of a target from maps without masks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from densecal.runtime.progress import Progress, silent, track
 
 
 def fit_prior(source: MapData, target: Plan, progress: Progress = silent) -> PriorShift:
-    """Return a calibrator for the target.
+    """Fit a calibrator that adapts maps to the class frequencies of a target.
 
     Args:
-        source: Calibrated maps and masks.
-        target: Calibrated maps.
-        progress: Told how many maps are read.
+        source: Calibrated maps and masks of the source.
+        target: Calibrated maps of the target.
+        progress: Called with the number of maps read.
     """
     K = source.classes
     if (target.classes or 1) != K:
-        found = f"maps of {target.classes or 1} classes"
-        raise InputError(target.pairs[0].prediction.parent, found, f"{K}, as the source has")
+        folder, actual = target.pairs[0].prediction.parent, f"maps of {target.classes or 1} classes"
+        raise InputError(folder, actual, f"{K}, as in the source")
     calibrator = PriorShift(K).fit(source.histogram(progress) if K == 1 else source.batches, source.ignore_index)
     histogram, sample = LogitHistogram(), PixelSample(max(K, 2))
     for pair in track(target.pairs, "Reading the target", progress):

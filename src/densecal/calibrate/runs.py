@@ -1,4 +1,4 @@
-"""Calibrators for models: fitted on the validation images of a run or on an image set, and a run's own calibrator."""
+"""Calibrators for models, fitted on the validation images of a run or on an image set, and a run's own calibrator."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from densecal.training.loop import train
 from densecal.training.samples import open_parts
 
 AT_ONCE = 8
-"""Images that go through a network together."""
+"""Batch size for networks."""
 COUNTED_BATCH, TRAINED_BATCH = 64, 4
 """Batch sizes for an image set in memory: to count pixels, and for calibrators trained by gradient steps."""
 
 
 class RunData:
-    """The validation images of a run, with the logits of its model at each image's own size.
+    """The validation images of a run, with the logits of its model at the size of each image.
 
     Args:
         run: Run folder or checkpoint folder.
@@ -84,7 +84,7 @@ class RunData:
         return sample
 
     def batches(self, progress: Progress = silent) -> Iterator[Batch]:
-        """Yield all images once, one at a time, on the model's device; the network sees several at a time."""
+        """Yield all images once, one at a time, on the model's device; the network takes several at a time."""
         device = self.predictor.device
         samples = (read_sample(self.part.source, name, self.classes, self.ignore_index)[:2] for name in self.part.names)
         groups = group_by_pixels(samples, lambda sample: sample[1].size, AT_ONCE)
@@ -108,7 +108,7 @@ class ImageSetData:
     Args:
         logits: The model.
         images: The set.
-        device: Where the model is.
+        device: Device of the model.
     """
 
     has_images = True
@@ -148,11 +148,11 @@ def train_and_calibrate(
     """Train a model and, where ``model.calibrator`` asks for it, fit the run's own calibrator.
 
     Args:
-        config: What to train.
+        config: Configuration of the run.
         out: Run folder, as for `train`; also holds ``calibrator.json``.
-        resume: Continue from the last checkpoint there, or start if there is none.
-        progress: Told about the progress of training and fitting.
-        start: Run whose model a second stage starts from, as for `train`.
+        resume: Continue from the run folder's last checkpoint, or start if there is none.
+        progress: Called with the progress of training and fitting.
+        start: Run from whose model a second stage starts, as for `train`.
 
     Returns:
         The last validation, or ``None`` if the run was finished already.

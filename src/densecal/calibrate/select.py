@@ -18,10 +18,10 @@ from densecal.posthoc.pixel_sample import PixelSample
 from densecal.runtime.progress import Progress, retitle, silent
 
 NONE = "none"
-"""The maps as they are, which is a candidate too."""
+"""The candidate that leaves the maps as they are."""
 FOLDS = 5
 SAMPLE = 1 << 18
-"""Pixels of K classes that are fitted and judged on, over all images."""
+"""Size of the sample of pixels, over all images, on which calibrators of K classes are fitted and judged."""
 _BINS = 10
 
 Floats = NDArray[np.float64]
@@ -51,9 +51,9 @@ class Candidate:
     """A calibrator, judged on images that it was not fitted on.
 
     Attributes:
-        method: Its name, or "none".
-        nll: Mean NLL of the pixels, probabilities clipped at 1e-7; NaN where it could not be fitted.
-        ece: ECE of the winning class, ten equal-width bins.
+        method: Name of the calibrator, or "none".
+        nll: Mean NLL of the pixels, with probabilities clipped at 1e-7; NaN if the calibrator could not be fitted.
+        ece: ECE of the winning class, with ten equal-width bins.
         flip_rate: Share of the pixels whose decision it changes.
         problem: Why it could not be fitted.
     """
@@ -70,10 +70,10 @@ class Selection:
     """All candidates.
 
     Attributes:
-        candidates: By rising NLL, then those that could not be fitted.
-        images: Images.
-        groups: Groups of images that stayed together; None where each was alone.
-        folds: Number of parts.
+        candidates: In the order of their NLL, followed by those that could not be fitted.
+        images: Number of images.
+        groups: Number of groups whose images stayed together; None without groups.
+        folds: Number of folds.
     """
 
     candidates: list[Candidate]
@@ -94,14 +94,14 @@ def select(
     groups: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Selection:
-    """Fit every calibrator on all parts of the images but one, and judge it on that one.
+    """Fit every calibrator on all folds but one, and judge it on that one, for each fold in turn.
 
     Args:
         data: Held-out images.
-        methods: Calibrators to try; all that logits alone determine unless given.
-        folds: Number of parts.
-        groups: The group of every image, which stays in one part.
-        progress: Told how many images are read.
+        methods: Calibrators to try. By default all that need only logits.
+        folds: Number of folds.
+        groups: The group of every image. A group stays in one fold.
+        progress: Called with the number of images read.
     """
     methods = applicable(data.classes) if methods is None else list(methods)
     for method in methods:
@@ -120,7 +120,7 @@ def select(
             if method in problems:
                 continue
             try:
-                calibrator = None if method == NONE else _new(method, data.classes).fit(fitted_on)
+                calibrator = None if method == NONE else _create(method, data.classes).fit(fitted_on)
                 _judge(tally, calibrator, judged_on)
             except InputError as error:
                 problems[method] = str(error)
@@ -129,22 +129,22 @@ def select(
         else Candidate(method, np.nan, np.nan, np.nan, problems[method])
         for method, tally in tallies.items()
     ]  # fmt: skip
-    order = sorted(candidates, key=lambda one: (bool(one.problem), one.nll if not one.problem else 0.0))
+    order = sorted(candidates, key=lambda c: (bool(c.problem), 0.0 if c.problem else c.nll))
     return Selection(order, len(data), None if groups is None else len(set(units)), count)
 
 
 def split(units: Sequence[str], folds: int) -> list[int]:
-    """Return a part for every image: units in a random but fixed order, one after the other."""
+    """Return the fold of every image. Units are dealt to the folds in a random but fixed order."""
     names = sorted(set(units))
     if len(names) < 2:
         raise InputError("calibrate select", f"{len(names)} image or group", "two or more, to fit and to judge on")
     order = np.random.default_rng(0).permutation(len(names))
-    part = {names[unit]: place % min(folds, len(names)) for place, unit in enumerate(order)}
+    part = {names[unit]: rank % min(folds, len(names)) for rank, unit in enumerate(order)}
     return [part[unit] for unit in units]
 
 
 def _folds(data: SelectData, parts: list[int], count: int, progress: Progress) -> Any:
-    """Yield what to fit on and what to judge on, in turn."""
+    """Yield, for every fold, the data to fit on and the data to judge on."""
     if data.classes > 1:
         sample = data.sample(SAMPLE, progress)
         part_of = np.array(parts)[sample.images]
@@ -160,7 +160,7 @@ def _folds(data: SelectData, parts: list[int], count: int, progress: Progress) -
         yield rest, histograms[part]
 
 
-def _new(method: str, classes: int) -> Calibrator:
+def _create(method: str, classes: int) -> Calibrator:
     return posthoc.create(method, **({"num_classes": classes} if posthoc.find(method).multiclass else {}))
 
 

@@ -27,14 +27,14 @@ class ExportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One batch through the file and through PyTorch.
+    """The comparison of the file with PyTorch on one batch.
 
     Attributes:
         shape: Batch, height and width.
         difference: Largest difference of a probability.
         on_steps: Pixels left out of the difference: the calibrator jumps within rounding of the logit, as a step
             function does at its edges, and the file's probability lies between both sides of the jump.
-        rounding: How far PyTorch's own float32 is from float64, computed only if the difference is too large. A
+        rounding: Difference between PyTorch's float32 and float64, computed only if ``difference`` is too large. A
             network with logits in the thousands rounds coarsely in any program.
     """
 
@@ -58,7 +58,7 @@ def compare(
     sizes: tuple[tuple[int, int], ...],
     progress: Progress = silent,
 ) -> tuple[Comparison, ...]:
-    """Run a file in onnxruntime and the model in PyTorch on the same pictures, and compare them.
+    """Run a file in onnxruntime and the model in PyTorch on the same pictures, and compare the results.
 
     Args:
         content: The ONNX file.
@@ -75,7 +75,7 @@ def compare(
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # errors are raised as well
+    options.log_severity_level = 4  # do not log errors: they are raised
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     comparisons: list[Comparison] = []
     steps = 1 + len(sizes) * len(BATCHES)
@@ -116,7 +116,7 @@ def compare_batch(p_file: Tensor, z: Tensor, images: Tensor, calibrator: nn.Modu
 
 
 def _probability_range(z: Tensor, images: Tensor, calibrator: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest probability if logits change by as much as the tolerance.
+    """Return the lowest and the highest probability if logits change by as much as the tolerance.
 
     A logit that changes by 1e-4 changes its sigmoid by less than 1e-4. All are moved up, down, and each at random.
     """

@@ -1,4 +1,4 @@
-"""A calibrator inside somebody else's ONNX file: the output keeps its name and becomes calibrated."""
+"""A calibrator inside an ONNX file of another origin: the output keeps its name and becomes calibrated."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from densecal.prediction.onnx_model import OnnxModel, load_onnx
 from densecal.runtime.progress import Progress, silent
 
 PREFIX = "densecal_"
-"""The names of all added nodes and tensors start like this."""
+"""Prefix of the names of all added nodes and tensors."""
 _EXAMPLE = (2, 24, 40)
-"""Batch, height and width that the calibrator is traced at."""
+"""Batch, height and width with which the calibrator is traced."""
 
 
 @dataclass(frozen=True)
-class Folded:
-    """A file that was written.
+class CalibratedFile:
+    """An ONNX file that was written with a calibrator inside.
 
     Attributes:
         path: The file.
         bytes: Its size.
-        output: The output that is calibrated now.
+        output: Name of the output that is now calibrated.
         difference: Largest difference of a probability from the calibrator applied in Python to the original output.
-        on_steps: Pixels left out of it, because the calibrator jumps there within rounding.
+        on_steps: Pixels left out of the difference, because the calibrator jumps there within rounding.
     """
 
     path: Path
@@ -50,19 +50,19 @@ class Folded:
 
 def fold_calibrator(
     path: Path, out: Path, calibrator: Path, preprocess: str | None = None, progress: Progress = silent
-) -> Folded:
+) -> CalibratedFile:
     """Write an ONNX file whose output is calibrated. All names, inputs and other outputs stay as they are.
 
     Args:
         path: The ONNX file.
         out: File to write, ``.onnx``.
         calibrator: File of a calibrator for maps of this network.
-        preprocess: A preset's name or a YAML file, which also says which output is meant and what it holds.
+        preprocess: Name of a preset, or a YAML file, which also says which output is calibrated and what it holds.
         progress: Called before every step and after the last.
 
     Raises:
-        InputError: An argument is not what it should be.
-        ExportError: The calibrator cannot be put into this graph, or the file computes something else.
+        InputError: An argument is invalid.
+        ExportError: The calibrator cannot be put into this graph, or the new file disagrees with the original.
     """
     require_packages()
     if out.suffix.lower() != ".onnx":
@@ -70,10 +70,10 @@ def fold_calibrator(
     model = load_onnx(path, preprocess, "cpu")
     loaded = posthoc.load(calibrator)
     if loaded.num_classes != model.classes:
-        found = f"{loaded.method} for {describe_classes(loaded.num_classes)}"
-        raise InputError("--calibrator", found, f"one for {describe_classes(model.classes)}, which the model has")
+        actual = f"{loaded.method} for {describe_classes(loaded.num_classes)}"
+        raise InputError("--calibrator", actual, f"one for {describe_classes(model.classes)}, which the model has")
     if loaded.needs_images:
-        raise InputError("--calibrator", f"{loaded.method}, which looks at images", "one that needs the maps alone")
+        raise InputError("--calibrator", f"{loaded.method}, which needs images", "a calibrator that needs only maps")
     if model.session.get_modelmeta().custom_metadata_map.get("calibrator", "null") != "null":
         raise InputError(path, "a file with a calibrator inside", "the file without it")
     samples = [sample.permute(1, 2, 0).numpy() for sample in pictures(3, 96, 128)]
@@ -90,15 +90,15 @@ def fold_calibrator(
     content: bytes = proto.SerializeToString()
     difference, on_steps = _compare(content, model, head, samples, outputs, progress)
     write_atomically(out, lambda stream: stream.write(content))
-    return Folded(out, len(content), model.output, difference, on_steps)
+    return CalibratedFile(out, len(content), model.output, difference, on_steps)
 
 
 class _Head(nn.Module):
-    """From the output of a network to calibrated probabilities, in the type of the output.
+    """Turns the output of a network into calibrated probabilities of the same type.
 
     Args:
         calibrator: The calibrator.
-        activation: What the output still lacks to be probabilities: none, sigmoid or softmax.
+        activation: What turns the output into probabilities: none, sigmoid or softmax.
         has_channels: Whether the output is (B, C, H, W) and not (B, H, W).
     """
 
@@ -161,11 +161,11 @@ def _read(path: Path) -> Any:
 
 
 def _merge(host: Any, head: Any, output: str) -> Any:
-    """Return the host with the head behind one of its outputs, whose name the head's output takes."""
+    """Return the host with the head behind one of its outputs. The head's output takes over the name."""
     import onnx
 
     versions = {one.domain: one.version for one in host.opset_import}
-    try:  # the comparison that follows notices a conversion that changes what is computed
+    try:  # the comparison that follows detects a conversion that changes what is computed
         if versions.get("", 0) < OPSET:
             host = onnx.version_converter.convert_version(host, OPSET)
         elif versions[""] > OPSET:
@@ -173,7 +173,7 @@ def _merge(host: Any, head: Any, output: str) -> Any:
     except Exception as error:  # the converter raises errors of many kinds
         problem = " ".join(str(error).split())[:300]
         raise ExportError(f"the graph of operator set {versions.get('')} cannot be joined: {problem}") from None
-    for domain, version in versions.items():  # the converter forgets further domains
+    for domain, version in versions.items():  # the converter drops other domains
         if domain not in {one.domain for one in host.opset_import}:
             host.opset_import.append(onnx.helper.make_opsetid(domain, version))
     raw = f"{PREFIX}raw_{output}"
@@ -226,7 +226,7 @@ def _compare(
     expected: list[dict[str, NDArray[Any]]],
     progress: Progress,
 ) -> tuple[float, int]:
-    """Run the new file and compare all its outputs; return the largest difference and the pixels left out of it."""
+    """Run the new file and compare all its outputs; return the largest difference and the number of pixels left out."""
     try:
         folded = model.reopen(content)
         results = []

@@ -30,10 +30,10 @@ from densecal.runtime.progress import Progress, silent
 INPUTS = ("unit", "uint8", "normalised")
 """Floats in [0, 1]; bytes 0 to 255; floats that are normalised already."""
 OPSET = 18
-"""The operator set that PyTorch's exporter writes natively; any other would be a conversion of it."""
+"""The operator set that PyTorch's exporter writes natively; any other would need a conversion."""
 TRACED = 256
-"""Side of the image that is traced if sides stay free. The exporter generalises what happens to hold at this side, so
-no feature map may shrink to one pixel (EDN's deepest has 1/128 of the side) or be divisible by a window of Swin."""
+"""Side of the image that is traced if sides stay free. The exporter generalises whatever holds at this side, so no
+feature map may shrink to one pixel (EDN's deepest has 1/128 of the side) or be divisible by a window of Swin."""
 MAX_BYTES = (1 << 31) - (1 << 20)
 """Largest size of one ONNX file: protobuf is limited to 2 GB."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -49,7 +49,7 @@ class Export:
         input: Name of the input kind.
         size: Side of the images the network was trained at.
         any_size: Whether height and width are free; else both are ``size``.
-        comparisons: How it compares with PyTorch.
+        comparisons: Its comparisons with PyTorch.
     """
 
     path: Path
@@ -86,7 +86,7 @@ def export_run(
         What was written and how far it is from PyTorch.
 
     Raises:
-        InputError: An argument is not what it should be.
+        InputError: An argument is invalid.
         ExportError: The model cannot be exported, or the file disagrees with PyTorch.
     """
     require_packages()
@@ -115,7 +115,7 @@ def export_model(
         model: The network with its normalisation.
         out: File to write, ``.onnx``.
         size: Side of the images it was trained at.
-        calibrator: Applied after the network.
+        calibrator: Calibrator to apply after the network.
         input: One of ``INPUTS``.
         progress: Called after every step.
 
@@ -155,7 +155,7 @@ def export_model(
 
 
 def require_packages() -> None:
-    """Raise an InputError that says what to install unless the extra ``export`` is there."""
+    """Raise an InputError that says what to install, unless the extra ``export`` is installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError("densecal export", f"no {' and no '.join(missing)}", "pip install 'densecal[export]'")
@@ -165,7 +165,7 @@ def require_packages() -> None:
 
 
 class Deployment(nn.Module):
-    """What the file computes, from images as the user has them to probabilities.
+    """The computation of the file, from images in the kind of its input to probabilities.
 
     Args:
         model: The network with its normalisation.
@@ -250,7 +250,7 @@ def _trace(deployment: Deployment, size: int) -> Any:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's remarks about its own code."""
+    """Silence the exporter's warnings about its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -306,5 +306,5 @@ def _describe(
 
 
 def describe_classes(classes: int) -> str:
-    """Return what a model or calibrator of so many classes has."""
+    """Describe the outputs of a model or calibrator by their number."""
     return "one foreground logit" if classes == 1 else f"{classes} classes"

@@ -1,1 +1,1 @@
-"""Adapters for other libraries. Each file needs its own package, which nothing else in densecal needs."""
+"""Adapters for other libraries. Each file needs a package that nothing else in densecal needs."""

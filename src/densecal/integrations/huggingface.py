@@ -27,26 +27,26 @@ RECORD = "evaluation.json"
 """The evaluation that the card shows, as `densecal evaluate --json` writes it."""
 PICTURE = "reliability.png"
 _FILES = ["*.json", "*.yaml", "*.jsonl", "*.safetensors", "*.pt", "*.png", "README.md"]
-"""What is downloaded. All of it is read without running code from it."""
+"""The files that are downloaded. All are read without running code from them."""
 _SHOWN = {
     "ece_ew": ("ECE", "expected calibration error, bins of equal width"),
     "oe_ew": ("OE", "its part where confidence exceeds accuracy"),
     "brier": ("Brier score", "mean squared error of the probabilities"),
-    "accuracy": ("accuracy", "share of pixels that are right"),
+    "accuracy": ("accuracy", "share of pixels that are correct"),
     "mean_confidence": ("mean confidence", "of the answer given"),
 }
 _TASK = "image-segmentation"
 
 
 class _OnHub(ModelHubMixin):
-    """What runs and calibrators share: the evaluation, the card and the download."""
+    """The evaluation, the card and the download, which runs and calibrators share."""
 
     what: ClassVar[str]
     usage: ClassVar[str]
 
     def __init__(self, record: Record | None = None) -> None:
         self.record = record
-        self._hub_mixin_config = None  # the arguments, which the mixin would publish: paths of this machine
+        self._hub_mixin_config = None  # the mixin would publish the arguments, which are paths of this machine
 
     def _save_record(self, folder: Path) -> None:
         if self.record is None:
@@ -77,7 +77,7 @@ class HubCalibrator(_OnHub):
         calibrator: The calibrator.
     """
 
-    what = "densecal calibrator"
+    title = "densecal calibrator"
     usage = (
         "from densecal.integrations.huggingface import HubCalibrator\n\n"
         'calibrator = HubCalibrator.from_pretrained("REPOSITORY").calibrator\nprobabilities = calibrator(logits)'
@@ -110,7 +110,7 @@ class HubRun(_OnHub):
         folder: The run folder, for `densecal predict` and the other commands.
     """
 
-    what = "densecal run"
+    title = "densecal run"
     usage = (
         "from densecal.integrations.huggingface import HubRun\n"
         "from densecal.prediction.predictor import load_predictor\n\n"
@@ -151,7 +151,7 @@ class HubRun(_OnHub):
 
 
 def _folder(model_id: str, options: dict[str, Any]) -> Path:
-    """Return a local folder, or that of the files downloaded from the Hub."""
+    """Return a local folder, or the folder of the files downloaded from the Hub."""
     if Path(model_id).is_dir():
         return Path(model_id)
     known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
@@ -182,18 +182,18 @@ def _results(record: Record) -> list[EvalResult]:
     ]  # fmt: skip
 
 
-def _body(what: str, usage: str, record: Record | None) -> str:
-    parts = [f"# {what}\n\nMade with densecal {__version__}.\n"]
+def _body(title: str, usage: str, record: Record | None) -> str:
+    parts = [f"# {title}\n\nMade with densecal {__version__}.\n"]
     if record is not None:
-        said = [" ".join(advice.sentences) for advice in all_advice([record])]
-        parts.append(f"## Calibration on {record.dataset}\n\n{record.images:,} images. {' '.join(said)}\n")
+        advice_lines = [" ".join(advice.sentences) for advice in all_advice([record])]
+        parts.append(f"## Calibration on {record.dataset}\n\n{record.images:,} images. {' '.join(advice_lines)}\n")
         rows = ["| figure | value | 95 % interval | |", "|---|---:|---|---|"]
         for key, (name, meaning) in _SHOWN.items():
             value = record.calibration.get(key, math.nan)
             ends = known_interval(record.calibration.ci, key)
-            between = "" if ends is None else f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %"
+            interval = "" if ends is None else f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %"
             if not math.isnan(value):
-                rows.append(f"| {name} | {100 * value:.2f} % | {between} | {meaning} |")
+                rows.append(f"| {name} | {100 * value:.2f} % | {interval} | {meaning} |")
         parts.append("\n".join(rows) + "\n")
         parts.append(f"![How often the model is right at each confidence]({PICTURE})\n")
     parts.append(f"## Use\n\n```python\n{usage}\n```\n")

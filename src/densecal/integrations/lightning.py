@@ -36,7 +36,7 @@ class CalibrationCallback(Callback):
     ``ModelCheckpoint(monitor="val_ece_ew")`` and others. Figures of several processes are combined exactly.
 
     Args:
-        bins: Bins of the validation's calibration errors.
+        bins: Number of bins of the calibration errors.
     """
 
     def __init__(self, bins: int = 10) -> None:
@@ -59,7 +59,7 @@ class CalibrationCallback(Callback):
         method_of(pl_module).after_step(logits.detach(), masks, index)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to measure."""
+        """Start measuring."""
         method = method_of(pl_module)
         self._meter = CalibrationMeter(self.bins, method.num_classes, ignore_index=method.ignore_index, boundary=False)
 
@@ -110,7 +110,7 @@ def method_of(module: LightningModule) -> Method:
 
 
 def _step_outputs(step: str, outputs: Any, names: tuple[str, ...]) -> list[Any]:
-    """Return what a step of the module returned under these names."""
+    """Return the values of these names among the outputs of a step of the module."""
     actual = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
     if not isinstance(outputs, dict) or not set(names) <= outputs.keys():
         raise InputError(step, f"it returned {actual}", f"a dictionary with {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""For a test suite: a test that fails when calibration is beyond its limits or worse than before."""
+"""An assertion for test suites: it fails when calibration is beyond its limits or worse than before."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def assert_calibration(
     minimum: Mapping[str, float] | None = None,
     baseline: Record | Path | str | None = None,
 ) -> None:
-    """Fail a test as `densecal check` would fail, with one line per figure.
+    """Fail a test where `densecal check` would fail, with one line per figure.
 
     Args:
         scores: A record, such as `densecal.evaluate(...).record`, or a file that `densecal evaluate --json` wrote.
         maximum: Largest values allowed, of figures for which lower is better: `{"ece_ew": 0.02}`.
         minimum: Smallest values allowed, of figures for which higher is better: `{"dice": 0.9}`.
-        baseline: An older record or file, than which no figure may be clearly worse.
+        baseline: An older record or file. No figure may be clearly worse than in it.
 
     Raises:
         AssertionError: A figure is beyond its limit, or worse than in the baseline.

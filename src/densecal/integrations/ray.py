@@ -26,7 +26,7 @@ class CalibrationAggregate(AggregateFnV2[bytes, dict[str, Any]]):
     Args:
         probabilities: Column of maps: (H, W) of the foreground, or (K, H, W).
         masks: Column of masks (H, W).
-        name: What the result is called.
+        name: Name of the result.
         **options: Options of `CalibrationMeter`: bins, num_classes, multilabel, ignore_index, boundary.
     """
 

@@ -22,7 +22,7 @@ from densecal.errors import InputError
 from densecal.runtime.cores import cores
 from densecal.runtime.extras import require
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends no usage statistics
 require("densecal.integrations.ray_engine", "ray", install="'densecal[ray]'")
 import ray  # noqa: E402
 from ray._private import utils, worker  # noqa: E402
@@ -31,14 +31,14 @@ from ray.exceptions import RayError, RayTaskError  # noqa: E402
 T = TypeVar("T")
 
 RETRIES = 5
-"""How often a task is run again whose node or process was lost."""
+"""How often a task is run again after its node or process was lost."""
 OBJECT_STORE_BYTES = 200_000_000
-"""Shared memory of a Ray that is started here: results are small."""
+"""Shared memory of a Ray that is started here. It can be small, as results are."""
 _AHEAD = 3
-"""Tasks per CPU or GPU that are submitted before there is room for them."""
+"""Tasks per CPU or GPU that are submitted, so that the next one is ready when one ends."""
 _REACH_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
-"""After this time without a result, look again how many nodes there are."""
+"""After this time without a result, count the nodes again."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,24 @@ class RayEngine:
 
         Args:
             function: A function that the nodes can import. Called again for work that was lost.
-            calls: The arguments of each call; None where there is nothing to do before another result has come.
-            gpu: Every task takes a GPU, if the cluster has any.
+            calls: The arguments of each call. None means: wait for another result first.
+            gpu: Let every task take a GPU, if the cluster has any.
             ordered: Yield the results in the order of the calls, and not as they come.
-            lost: What to yield for a call that was lost again and again, given the call and why.
+            lost: Returns what to yield for a call that was lost repeatedly, given the call and the reason.
 
         Raises:
-            InputError: The function raised it, or a call was lost again and again.
+            InputError: The function raised it, or a call was lost repeatedly.
         """
         resource = "GPU" if gpu and ray.cluster_resources().get("GPU", 0) >= 1 else "CPU"
         amounts = {"num_cpus": 0, "num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
         task = ray.remote(_run).options(**amounts, max_retries=RETRIES, name=f"densecal {function.__name__}")
-        source, exhausted, room = iter(calls), False, _Room(resource, self.workers)
+        source, exhausted, limit = iter(calls), False, _TaskLimit(resource, self.workers)
         pending: dict[Any, tuple[int, tuple[Any, ...]]] = {}
         done: dict[int, T] = {}
         submitted = first = 0
         try:
             while not exhausted or pending:
-                while not exhausted and len(pending) < room.size():
+                while not exhausted and len(pending) < limit.size():
                     call = next(source, _END)
                     if call is _END:
                         exhausted = True
@@ -127,20 +127,20 @@ class RayEngine:
                     ray.cancel(reference, force=True)
 
 
-class _Room:
-    """How many tasks are submitted at a time: a few more than the cluster can run, which may grow and shrink."""
+class _TaskLimit:
+    """The number of tasks that are submitted at a time: a few more than the cluster, which may change, can run."""
 
     def __init__(self, resource: str, workers: int | None) -> None:
         self.resource, self.workers = resource, workers
-        self._size, self._looked = 1, -math.inf
+        self._size, self._updated_at = 1, -math.inf
 
     def size(self) -> int:
-        """Return the number of tasks."""
+        """Return the number of tasks that may be submitted at a time."""
         if self.workers is not None:
             return self.workers
-        if time.monotonic() - self._looked > _WAIT_SECONDS:
+        if time.monotonic() - self._updated_at > _WAIT_SECONDS:
             self._size = _AHEAD * max(1, int(ray.cluster_resources().get(self.resource, 1)))
-            self._looked = time.monotonic()
+            self._updated_at = time.monotonic()
         return self._size
 
 
@@ -150,9 +150,9 @@ _END: Any = object()
 def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any, ...]) -> T | _Refusal:
     """Run one call on a node."""
     if version != __version__:
-        found = f"densecal {__version__} on the node {ray.util.get_node_ip_address()}"
-        return _Refusal(InputError("--engine ray", found, f"densecal {version}, as in the process that asks"))
-    with suppress(OSError):  # relative paths are those of the process that asks, if the node has its folder
+        actual = f"densecal {__version__} on the node {ray.util.get_node_ip_address()}"
+        return _Refusal(InputError("--engine ray", actual, f"densecal {version}, as in the calling process"))
+    with suppress(OSError):  # relative paths are those of the calling process, if the node has its folder
         os.chdir(folder)
     try:
         return function(*call)
@@ -161,7 +161,7 @@ def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any,
 
 
 def _wait(references: list[Any]) -> list[Any]:
-    """Return references that are ready, at most one, or none after a while."""
+    """Return at most one reference whose result is ready, or none after a while."""
     try:
         ready: list[Any] = ray.wait(references, num_returns=1, timeout=_WAIT_SECONDS)[0]
     except SystemError as error:  # what the handler of SIGTERM raised
@@ -178,7 +178,7 @@ def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ..
         problem = " ".join(str(error).split())[:200]
         if lost is None:
             raise InputError("--engine ray", f"a task was lost {RETRIES + 1} times ({problem})",
-                             "nodes with enough memory that stay") from None  # fmt: skip
+                             "nodes that have enough memory and stay in the cluster") from None  # fmt: skip
         return lost(call, problem)
     if isinstance(result, _Refusal):
         raise result.error
@@ -188,26 +188,26 @@ def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ..
 def _connect(address: str | None, workers: int | None) -> None:
     """Join a cluster, or start Ray on this machine; Ctrl-C and SIGTERM stay with the command."""
     if address not in (None, "auto", "local"):
-        _reach(address)
+        _check_reachable(address)
     options: dict[str, Any] = {"address": address} if address else {
         "num_cpus": workers or cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False,
     }  # fmt: skip
-    worker.print_to_stdstream = _note
+    worker.print_to_stdstream = _print_note
     utils.set_sigterm_handler = lambda handler: None
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except (RuntimeError, ValueError, OSError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise InputError(f"--address {address}", problem, "a running cluster, as ray start makes it") from None
+        raise InputError(f"--address {address}", problem, "a running cluster, as started by ray start") from None
 
 
-def _note(message: Any, *_: object, **__: object) -> None:
-    """Say on one line of stderr what Ray says of lost nodes; Ray would print pages, where the results belong."""
+def _print_note(message: Any, *_: object, **__: object) -> None:
+    """Print Ray's messages on lost nodes as one line each on stderr; Ray would print pages to standard output."""
     for text in message.get("lines", ()):
         print(f"note: Ray: {' '.join(str(text).split())[:200]}", file=sys.stderr)
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Refuse an address where nobody answers; Ray itself would try again for many minutes."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     try:
