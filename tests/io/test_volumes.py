@@ -466,7 +466,7 @@ def test_values_in_another_folder_are_not_opened(tmp_path):
 
 def test_labels_of_several_classes_are_no_foreground(tmp_path):
     path = write_nifti(tmp_path / "a.nii.gz", softmax_map().argmax(axis=0).astype(np.uint8))
-    with pytest.raises(InputError, match=r"labels up to 2; expected a mask of foreground, 0 and 1; --classes 3"):
+    with pytest.raises(InputError, match=r"labels up to 2; expected a foreground mask of 0 and 1; --classes 3"):
         read_foreground(path, "a")
 
 

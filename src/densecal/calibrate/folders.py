@@ -72,7 +72,7 @@ class MapData:
     ) -> None:
         plan = one_plan(predictions, masks, maps, classes, ignore_index)
         self.plan = plan
-        self.pairs, self.maps, self.said = plan.pairs, plan.options, plan.said
+        self.pairs, self.maps, self.notes = plan.pairs, plan.options, plan.notes
         self.engine: Engine = InProcesses()
         self.classes = classes = plan.classes or 1
         self.mask_void = ignore_index = plan.ignore_index

@@ -16,11 +16,11 @@ from densecal.cli.common import (
     Force,
     check_targets,
     is_run,
+    print_layouts,
     print_line,
     print_note,
+    print_unfinished,
     progress_bar,
-    tell_layouts,
-    tell_unfinished,
 )
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
@@ -95,7 +95,7 @@ def calibrate_fit(
         for name, value in given.items():
             if value is not None:
                 raise InputError(name, str(value), "nothing, because a run has its own data")
-        tell_unfinished(predictions)
+        print_unfinished(predictions)
         from densecal.calibrate import runs
 
         data = run = runs.RunData(predictions, device)
@@ -107,7 +107,7 @@ def calibrate_fit(
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, images, maps)
-        tell_layouts(predictions, data.said)
+        print_layouts(predictions, data.notes)
     file, weights = posthoc.calibrator_files(out)
     targets = [(file, "json"), (weights if kind.needs_images else None, "safetensors")]
     check_outputs("calibrate fit", targets, data.files(), force)

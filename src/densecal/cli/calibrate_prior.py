@@ -12,10 +12,10 @@ from densecal.cli.common import (
     MASKS_HELP,
     Force,
     check_targets,
+    print_layouts,
     print_line,
     print_note,
     progress_bar,
-    tell_layouts,
 )
 from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
@@ -56,8 +56,8 @@ def calibrate_prior(
 
     data = MapData(predictions, masks, classes or 1, ignore_index, None, maps)
     unlabelled = one_plan(target, None, maps, classes or data.classes)
-    for folder, said in ((predictions, data.said), (target, unlabelled.said)):
-        tell_layouts(folder, said)
+    for folder, notes in ((predictions, data.notes), (target, unlabelled.notes)):
+        print_layouts(folder, notes)
     check_outputs("calibrate prior", [(out, "json")], chain(data.files(), unlabelled.files()), force)
     with progress_bar() as report:
         calibrator = fit_prior(data, unlabelled, report)

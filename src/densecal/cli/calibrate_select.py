@@ -16,12 +16,12 @@ from densecal.cli.common import (
     check_targets,
     is_run,
     named_files,
+    print_layouts,
     print_line,
     print_note,
+    print_unfinished,
     progress_bar,
     read_groups,
-    tell_layouts,
-    tell_unfinished,
 )
 from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
@@ -85,7 +85,7 @@ def calibrate_select(
         for name, value in {"MASKS": masks, "--classes": classes, "--ignore-index": ignore_index}.items():
             if value is not None:
                 raise InputError(name, str(value), "nothing, because a run has its own data")
-        tell_unfinished(predictions)
+        print_unfinished(predictions)
         from densecal.calibrate import runs
 
         data = runs.RunData(predictions, device)
@@ -94,7 +94,7 @@ def calibrate_select(
         raise InputError("MASKS", "nothing", f"a folder of masks for the maps in {predictions}")
     else:
         data = folders.MapData(predictions, masks, classes or 1, ignore_index, None, maps)
-        tell_layouts(predictions, data.said)
+        print_layouts(predictions, data.notes)
         names = [pair.stem for pair in data.pairs]
     refuse_same_target([path for path in (out, json) if path not in (None, STDOUT)])
     for command, target in {"calibrate select": out, "calibrate select table": json}.items():

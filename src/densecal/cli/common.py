@@ -163,13 +163,13 @@ def figures_line(title: str, figures: dict[str, float]) -> str:
     return f"{title}: {', '.join(parts)}"
 
 
-def tell_layouts(folder: Path, said: Iterable[str]) -> None:
-    """Print what layouts found in a folder, a line each, on stderr."""
-    for line in said:
+def print_layouts(folder: Path, notes: Iterable[str]) -> None:
+    """Print what layouts recognised in a folder on stderr, one line each."""
+    for line in notes:
         print_note(f"note: {folder}: {line}")
 
 
-def tell_unfinished(*runs: Path) -> None:
+def print_unfinished(*runs: Path) -> None:
     """Print a line on stderr for every run folder whose training has not finished."""
     folders = [run for run in runs if (run / "checkpoints").is_dir()]
     if not folders:

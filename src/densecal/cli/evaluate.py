@@ -19,12 +19,12 @@ from densecal.cli.common import (
     console,
     is_run,
     named_files,
+    print_layouts,
     print_line,
     print_note,
+    print_unfinished,
     progress_bar,
     read_groups,
-    tell_layouts,
-    tell_unfinished,
 )
 from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
@@ -144,7 +144,7 @@ def evaluate(
     if not 0 < tolerance < math.inf:
         raise InputError("--tolerance", f"{tolerance:g}", "a distance above 0")
     if is_run(predictions):
-        tell_unfinished(predictions)
+        print_unfinished(predictions)
         written = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
         raise InputError(predictions, "a run, which holds no maps", written)
     if partial and any((json, csv, latex, figures, ood)):
@@ -313,7 +313,7 @@ def _regions(maps: Path, truth: Path, dataset: str, work: Work) -> list[tuple[Wo
 
     plan, _ = plan_of(maps, truth, work.settings, work.skip_bad)
     if work.processes.first:
-        tell_layouts(maps, plan.said)
+        print_layouts(maps, plan.notes)
     if not plan.regions:
         chosen = work.settings.maps.region
         return [(work, dataset if chosen is None else f"{dataset}: {chosen}")]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, progress_bar, tell_unfinished
+from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, progress_bar, print_unfinished
 from densecal.errors import InputError
 
 
@@ -87,7 +87,7 @@ def _export(model: Path, out: Path, calibrator: Path | None, input: str, preproc
 
     if preprocess is not None:
         raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
-    tell_unfinished(model)
+    print_unfinished(model)
     with progress_bar() as report:
         exported = export_run(model, out, calibrator, input, report)
     side = "any size" if exported.any_size else f"{exported.size} x {exported.size} pixels only"

@@ -1,4 +1,4 @@
-"""The options of commands that read maps: how maps are stored, where their files do not say it."""
+"""The options of commands that read maps: how maps are stored, where their files do not specify it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, named_files, print_line, progress_bar, tell_unfinished
+from densecal.cli.common import Force, named_files, print_line, print_unfinished, progress_bar
 from densecal.cli.engine import Address, EngineName, EngineOption, open_engine
 from densecal.errors import InputError
 from densecal.io import MAX_PIXELS, MAX_VOXELS
@@ -161,7 +161,7 @@ def predict(
                 raise InputError("--engine", f"{engine} with {model}", "a run folder, checkpoint folder or ONNX file")
             from densecal.prediction.job import Job, predict_on
 
-            tell_unfinished(*models)
+            print_unfinished(*models)
             job = Job(
                 models, images, out, format, uncertainty, batch, device, preprocess, mc_dropout, tile, overlap,
                 like_onnx, max_pixels,
@@ -203,7 +203,7 @@ def predict(
         processes.use_own_gpu()
         runs = [model, *(ensemble or [])]
         if processes.first:
-            tell_unfinished(*runs)
+            print_unfinished(*runs)
         predictor = load_ensemble(runs, device)
         if mc_dropout:
             predictor = with_mc_dropout(predictor, mc_dropout)

@@ -39,7 +39,7 @@ def raters(
     """
     import dataclasses
 
-    from densecal.cli.common import print_note, tell_layouts
+    from densecal.cli.common import print_layouts, print_note
     from densecal.data.pairs import find_plan
     from densecal.evaluation.raters import evaluate_raters
     from densecal.evaluation.worker import Settings
@@ -56,7 +56,7 @@ def raters(
     plans = [find_plan(predictions, folder, maps, classes, ignore_index) for folder in masks]
     reads = (file for plan in plans for file in plan.files())
     check_outputs("raters", [(json, "json")], reads, force)
-    tell_layouts(predictions, plans[0].said)
+    print_layouts(predictions, plans[0].notes)
     with progress_bar() as bar:
         figures = evaluate_raters(predictions, masks, settings, workers or cores(), bar)
     console(json).print(rater_table(figures))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, print_line, print_note, progress_bar, tell_unfinished
+from densecal.cli.common import Force, check_targets, print_line, print_note, print_unfinished, progress_bar
 from densecal.cli.cost_options import CostAlarm, CostMiss, prices_of
 from densecal.errors import InputError
 from densecal.runtime.cores import cores
@@ -54,7 +54,7 @@ def report(
     from densecal.report.measure_sections import with_costs
     from densecal.report.page import write_page
 
-    tell_unfinished(*paths)
+    print_unfinished(*paths)
     folders = None if predictions is None or masks is None else Folders(predictions, masks, images)
     check_outputs("report", [(out, "html")], files_read(paths, folders), force)
     with progress_bar(keep=True) as show:

@@ -16,11 +16,11 @@ from densecal.cli.common import (
     Force,
     check_targets,
     named_files,
+    print_layouts,
     print_line,
     print_note,
     progress_bar,
     read_groups,
-    tell_layouts,
 )
 from densecal.cli.map_options import Classes, IgnoreIndex, with_map_options
 from densecal.errors import InputError
@@ -112,7 +112,7 @@ def risk_control(
     grouping = read_groups(groups)
     data = guarantees.MaskedMaps(predictions, masks, classes or 1, ignore_index, grouping, maps)
     check_outputs("risk-control", [(json, "json")], [*data.plan.files(), *named_files(groups)], force)
-    tell_layouts(predictions, data.plan.said)
+    print_layouts(predictions, data.plan.notes)
     unit = "group" if data.grouped else "image"
     _check_options(control, data.classes, delta)
     with progress_bar() as data.progress:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, console, progress_bar, tell_unfinished
+from densecal.cli.common import Force, check_targets, console, print_unfinished, progress_bar
 from densecal.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def shift(
     from densecal.prediction.predictor import load_predictor, own_calibrator_error
     from densecal.report.shift import shift_table
 
-    tell_unfinished(run)
+    print_unfinished(run)
     if figures is not None:
         check_output_folder(figures, [images, masks], "--figures")
     reads = [*run_files(run), *open_source(images, masks).files(), images]

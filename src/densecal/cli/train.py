@@ -15,8 +15,8 @@ from densecal.cli.common import (
     import_fabric,
     print_line,
     print_note,
+    print_unfinished,
     progress_bar,
-    tell_unfinished,
 )
 from densecal.errors import InputError, Preempted
 
@@ -85,7 +85,7 @@ def train(
             "model.encoder=tf_efficientnet_lite2), model.weights=null hides this note"
         )
     if config.model.weights is not None:
-        tell_unfinished(Path(config.model.weights))
+        print_unfinished(Path(config.model.weights))
     # this import takes seconds, so mistakes in the settings are reported before it
     import_fabric()
     from densecal.calibrate.runs import train_and_calibrate

@@ -144,7 +144,7 @@ def check(
         classes: 1 for foreground masks, else the number of classes; a published set's own unless given.
         ignore_index: Label of void pixels; a published set's own, else 255, unless given.
         workers: Processes; one per core unless given.
-        progress: Told how many files are read, over all sets.
+        progress: Called with the number of files read, over all sets.
 
     Raises:
         InputError: A path does not exist or holds no images, or two files have the same name.

@@ -184,7 +184,7 @@ def decode_all(
     Args:
         task: The samples and what to do with them.
         workers: Processes; ``None`` for one per core, 1 for this process alone.
-        progress: Told how many samples are done.
+        progress: Called with the number of samples done.
         folder: Where to put a temporary file for the processes; the system's folder for them unless given.
 
     Returns:

@@ -172,7 +172,7 @@ def pack(
         classes: 1 for foreground masks, else the number of classes.
         workers: Decoding processes; ``None`` takes one per core, 1 decodes in this process. A script that packs
             with several must guard its main part with ``if __name__ == "__main__"``, as for any process pool.
-        progress: Told how many samples are packed.
+        progress: Called with the number of samples packed.
         verify: Read all data of an existing cache and check its hashes, not only some blocks.
         ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
 

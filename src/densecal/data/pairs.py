@@ -13,7 +13,7 @@ from densecal.data.layouts import MASK_FOLDERS, find_layout, plain
 from densecal.data.sources import find_files
 from densecal.errors import InputError
 from densecal.io.folders import files_in, folders_in, is_image_name, listed_once, subfolder_hint
-from densecal.io.layouts.protocol import Folders, Found, Region
+from densecal.io.layouts.protocol import Folders, Match, Region
 from densecal.io.layouts.registry import find_layouts
 from densecal.io.map_files import map_suffixes
 from densecal.io.map_options import AS_STORED, Channel, MapOptions
@@ -38,7 +38,7 @@ class Plan:
         ignore_index: Label of void pixels.
         class_names: Names of the classes.
         regions: What the sigmoids of multi-label maps stand for; empty for other maps, and once one is chosen.
-        said: What the layouts found, one line each.
+        notes: What the layouts recognised, one line each.
         reads: Files that the layouts read to know all this.
     """
 
@@ -49,7 +49,7 @@ class Plan:
     ignore_index: int | None = None
     class_names: tuple[str, ...] = ()
     regions: tuple[Region, ...] = ()
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     reads: tuple[Path, ...] = ()
 
     def files(self) -> Iterator[Path]:
@@ -73,9 +73,9 @@ def find_plan(
         predictions: Folder of maps.
         masks: Masks, as for `find_masks`; ``None`` for maps without masks.
         options: How maps are stored, and which layouts to look for.
-        classes: K, if it was said.
-        ignore_index: Label of void pixels, if it was said.
-        class_names: Names of the classes, if they were said.
+        classes: K, if given.
+        ignore_index: Label of void pixels, if given.
+        class_names: Names of the classes, if given.
         skip_bad: List files without a partner in place of refusing them.
 
     Raises:
@@ -83,19 +83,19 @@ def find_plan(
     """
     check_folder(predictions, "a folder of prediction maps")
     with listed_once():
-        found = find_layouts(Folders(predictions, masks, options, classes, ignore_index))
-        pairs, unpaired = _match(predictions, masks, found, options.strip_suffix, skip_bad)
+        matches = find_layouts(Folders(predictions, masks, options, classes, ignore_index))
+        pairs, unpaired = _match(predictions, masks, matches, options.strip_suffix, skip_bad)
     plan = Plan(pairs, unpaired, options, classes, ignore_index, class_names)
-    for part in found:
+    for match in matches:
         plan = replace(
             plan,
-            options=part.options,
-            classes=part.classes or plan.classes,
-            ignore_index=part.ignore_index if plan.ignore_index is None else plan.ignore_index,
-            class_names=plan.class_names or part.class_names,
-            regions=plan.regions or part.regions,
-            said=(*plan.said, part.said),
-            reads=(*plan.reads, *part.reads),
+            options=match.options,
+            classes=match.classes or plan.classes,
+            ignore_index=match.ignore_index if plan.ignore_index is None else plan.ignore_index,
+            class_names=plan.class_names or match.class_names,
+            regions=plan.regions or match.regions,
+            notes=(*plan.notes, match.note),
+            reads=(*plan.reads, *match.reads),
         )
     return _choose_region(_with_regions(plan, predictions), predictions)
 
@@ -149,28 +149,28 @@ def find_maps(predictions: Path, strip: tuple[str, ...] = ()) -> list[Pair]:
 
 
 def _match(
-    predictions: Path, masks: Path | None, found: list[Found], strip: tuple[str, ...], skip_bad: bool
+    predictions: Path, masks: Path | None, matches: list[Match], strip: tuple[str, ...], skip_bad: bool
 ) -> tuple[list[Pair], list[InputError]]:
     """Match maps and masks; layouts say what they know of either, and the stems of files the rest."""
-    maps = next((part.maps for part in found if part.maps is not None), None)
+    maps = next((match.maps for match in matches if match.maps is not None), None)
     if maps is None:
         stored = _by_stem(predictions, map_suffixes(), "prediction map", strip)
         maps = {stem: (path,) for stem, path in stored.items()}
     else:
         maps = _unique(((_strip(stem, strip), files) for stem, files in maps.items()), "prediction map")
-    name_of = next((part.name_of for part in found if part.name_of is not None), None)
+    name_of = next((match.name_of for match in matches if match.name_of is not None), None)
     if name_of is not None:
         maps = _unique(((name_of(stem), files) for stem, files in maps.items()), "prediction map")
     if masks is None:
         return [_pair(stem, maps[stem], None) for stem in sorted(maps)], []
-    truths = next((part.masks for part in found if part.masks is not None), None)
+    truths = next((match.masks for match in matches if match.masks is not None), None)
     if truths is None:
         truths = find_masks(masks, strip)
     unpaired = [
         InputError(maps[stem][0], "no mask of that name", f"a mask of the same name in {masks}")
         for stem in sorted(maps.keys() - truths.keys())
     ]
-    if not any(part.subset for part in found):
+    if not any(match.subset for match in matches):
         unpaired += [
             InputError(
                 truths[stem], "no prediction map of that name", f"{predictions / stem} with an image or array suffix"
@@ -265,7 +265,7 @@ def _holds_maps(folder: Path, masks: Path, options: MapOptions) -> bool:
         return True
     try:
         with listed_once():
-            return any(found.maps is not None for found in find_layouts(Folders(folder, masks, options)))
+            return any(match.maps is not None for match in find_layouts(Folders(folder, masks, options)))
     except InputError:
         if options.layout == "auto":
             raise

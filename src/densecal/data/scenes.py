@@ -73,7 +73,7 @@ def generate(
         softness: Scale of the annotators' outline errors, in pixels; 0 gives outlines without error.
         doubtful: Probability that a scene has a doubtful object.
         noise: Standard deviation of the pixel noise, as a fraction of the full range.
-        progress: Told how many scenes there are.
+        progress: Called with the number of scenes generated.
 
     Returns:
         The scenes.
@@ -105,7 +105,7 @@ def write(scenes: Scenes, folder: str | Path, progress: Progress = silent) -> No
     Args:
         scenes: What ``generate`` returned.
         folder: Where to write.
-        progress: Told how many files are written.
+        progress: Called with the number of files written.
 
     Raises:
         InputError: The folder is not empty, or cannot be written.

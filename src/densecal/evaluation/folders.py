@@ -68,7 +68,7 @@ def evaluate(
         workers: Processes to use.
         skip_bad: Leave out files that cannot be read, and list them, instead of stopping.
         groups: Groups of images that are alike (patient, video, scene), which intervals resample.
-        progress: Told how many pairs are scored.
+        progress: Called with the number of pairs scored.
 
     Returns:
         The evaluation.
@@ -175,8 +175,8 @@ def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evalua
 
     Args:
         part: The sums.
-        predictions: What errors call the maps.
-        masks: What errors call the masks.
+        predictions: Name of the maps in error messages.
+        masks: Name of the masks in error messages.
 
     Raises:
         InputError: There is nothing to measure.

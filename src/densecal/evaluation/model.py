@@ -96,7 +96,7 @@ def load_image_set(
         without_foreground: No image shows an object: masks are not read, and every pixel is background.
         groups: Groups of images that are alike, which intervals resample.
         workers: Processes; all cores unless given.
-        progress: Told how many images are read.
+        progress: Called with the number of images read.
     """
     source = open_source(images, masks)
     if not (without_foreground or source.has_masks):
@@ -147,7 +147,7 @@ def evaluate_model(
         device: Where the model is.
         bins: Bins of the calibration errors.
         batch: Images at a time.
-        progress: Told how many images are done.
+        progress: Called with the number of images done.
 
     Returns:
         One evaluation per calibrator. Records have one key more than those of folders: ``entropy``, as a share of its

@@ -45,7 +45,7 @@ def evaluate_ood(
         settings: Bins and the largest image; maps of K classes are refused, because they have no background class.
         workers: Processes to use.
         skip_bad: Leave out what cannot be read, and list it, instead of stopping.
-        progress: Told how many maps are scored.
+        progress: Called with the number of maps scored.
         processes: The processes that share the work, as for ``evaluate_shared``.
         engine: Where the work is done, in place of worker processes.
     """

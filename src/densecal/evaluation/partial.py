@@ -312,7 +312,7 @@ def merge_partials(
         paths: Files of parts.
         name: Name of the method; that of the parts unless given.
         dataset: Name of the data; that of the parts unless given.
-        progress: Told how many parts are added.
+        progress: Called with the number of parts added.
 
     Raises:
         InputError: A part cannot be read, has other settings than the first, or holds an image that another one holds.

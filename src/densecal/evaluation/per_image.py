@@ -15,9 +15,9 @@ class PerImage:
     """Columns with an entry for every image, in the order of the images; settings decide which there are.
 
     ``overlaps``: Dice and IoU. ``cases``: `metrics.cases.COLUMNS` of every class. ``confidences``: the size of a voxel
-    in cubic millimetres, NaN where no file says it, and `metrics.cases.AGGREGATIONS`. With full metrics ``sizes``: mean
-    size of the objects, and ``zones``: the row of every boundary zone. With prices ``errors``: misses and false alarms
-    of every class.
+    in cubic millimetres, NaN where no file specifies it, and `metrics.cases.AGGREGATIONS`. With full metrics ``sizes``:
+    mean size of the objects, and ``zones``: the row of every boundary zone. With prices ``errors``: misses and false
+    alarms of every class.
     """
 
     def __init__(self) -> None:

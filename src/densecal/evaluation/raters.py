@@ -93,7 +93,7 @@ def evaluate_raters(
         raters: A folder of masks for each rater, with the same names; or one, whose files hold the masks of all raters.
         settings: As for `evaluate`; no surfaces and boundary bands are measured.
         workers: Processes to use.
-        progress: Told how many pairs are scored.
+        progress: Called with the number of pairs scored.
     """
     settings = replace(settings, full=False)
     folders = list(_raters(predictions, raters, settings))

@@ -45,7 +45,7 @@ def shift_evaluations(
         bins: Bins of the calibration errors.
         batch: Images at a time.
         seed: Seed of the noise.
-        progress: Told how many copies of the data set are scored.
+        progress: Called with the number of copies of the data set scored.
 
     Returns:
         Records by calibrator, kind and severity; all kinds share the record of severity 0.

@@ -1,4 +1,4 @@
-"""Zip files from strangers: every member is read through one bounded reader, and nothing is unpacked to disk."""
+"""Untrusted zip files: every member is read through one bounded reader, and nothing is unpacked to disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from densecal.io.inflate import Decompressor, Inflated
 from densecal.io.urls import open_bytes
 
 MAX_DIRECTORY_BYTES = 1 << 25
-"""A longer list of members is refused: 32 MB name 400,000 files and take 20 times as much memory."""
+"""Largest list of members: 32 MB name 400,000 files and take 20 times as much memory."""
 MAX_RATIO = 1100
-"""Bytes that one compressed byte may become. Deflate, which nearly every zip uses, cannot make more than 1,032."""
+"""Largest ratio of decompressed to compressed bytes. Deflate, which nearly every zip uses, cannot exceed 1,032."""
 FREE_BYTES = 1 << 20
-"""Members that claim no more than this may have any ratio."""
+"""Members that declare no more bytes than this may have any ratio."""
 
 _LZMA_HEADER_BYTES = 9
 
@@ -29,8 +29,8 @@ class Archive:
 
     Args:
         path: The file, local or remote.
-        expected: What errors say should be there.
-        file: Its content, where that is in memory already.
+        expected: What error messages say was expected.
+        file: Its content, if that is in memory already.
 
     Attributes:
         members: Entries of its directory.
@@ -66,7 +66,7 @@ class Archive:
 
         Args:
             member: Its name or its entry.
-            name: What errors call it.
+            name: Its name in error messages.
             limit: Refuse members that declare more bytes.
         """
         return Member(self._zip, self._zip.getinfo(member) if isinstance(member, str) else member, name, limit)
@@ -78,11 +78,11 @@ class Member:
     Args:
         archive: An open zip file.
         info: The member's entry in the directory.
-        name: What errors call it.
+        name: Its name in error messages.
         limit: Refuse members that declare more bytes.
 
     Raises:
-        InputError: It declares more bytes than ``limit``, or than its compressed bytes can honestly become.
+        InputError: It declares more bytes than ``limit``, or more than its compressed bytes can become.
     """
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, limit: int) -> None:
@@ -90,8 +90,8 @@ class Member:
         if declared > limit:
             raise InputError(name, f"{declared:,} bytes", f"at most {limit:,}")
         if declared > max(FREE_BYTES, MAX_RATIO * compressed):
-            found = f"{declared:,} bytes compressed to {compressed:,}"
-            raise InputError(name, found, f"at most {MAX_RATIO:,} bytes from each compressed byte")
+            actual = f"{declared:,} bytes compressed to {compressed:,}"
+            raise InputError(name, actual, f"at most {MAX_RATIO:,} bytes from each compressed byte")
         self._name, self._declared, self._left = name, declared, declared
         self._crc, self._expected_crc = 0, info.CRC
         self._raw = archive.open(_as_stored(info))
@@ -155,7 +155,7 @@ class _Stored:
 
 
 class _ShortReads:
-    """A file that refuses long reads: zipfile reads the list of members, whose length the file states, in one."""
+    """A file that refuses long reads: zipfile reads the list of members at once, however long it claims to be."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -170,7 +170,7 @@ class _ShortReads:
 
 
 def _as_stored(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """Return an entry for the compressed bytes: zipfile itself decompresses bzip2 and LZMA without a limit."""
+    """Return an entry that yields the compressed bytes, because zipfile decompresses bzip2 and LZMA without a limit."""
     raw = copy.copy(info)
     raw.compress_type, raw.file_size = zipfile.ZIP_STORED, info.compress_size
     del raw.CRC
@@ -182,7 +182,7 @@ def _lzma_decompressor(header: bytes, declared: int) -> lzma.LZMADecompressor:
     properties, dictionary = header[4], int.from_bytes(header[5:9], "little")
     filters = {
         "id": lzma.FILTER_LZMA1,
-        # no use for a dictionary larger than the content, and 4 GB of memory may be asked for here
+        # a dictionary larger than the content is useless, and a header may ask for 4 GB
         "dict_size": max(4096, min(dictionary, declared)),
         "lc": properties % 9,
         "lp": properties // 9 % 5,

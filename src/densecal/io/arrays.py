@@ -20,13 +20,13 @@ from densecal.io.spool import Readable, spooled
 from densecal.io.urls import open_bytes
 
 _MAX_NPY_HEADER = 1 << 14
-"""numpy refuses headers of more than 10,000 characters, but only after it has read them."""
+"""Longest header. NumPy refuses more than 10,000 characters, but only after it has read them."""
 
 _MAX_ITEM_BYTES = 16
 """Size of the longest float, with the padding of some machines."""
 
 _NAMED = 5
-"""How many arrays of an archive an error names."""
+"""Number of arrays of an archive that an error names."""
 
 Array = NDArray[Any]
 
@@ -36,10 +36,10 @@ class NpyHeader:
     """What the header of a .npy file says.
 
     Attributes:
-        size: Bytes of the header, after which the values follow.
+        size: Number of bytes of the header. The values follow it.
         dtype: Type of the values.
-        shape: Lengths.
-        fortran: Whether the first axis is the first to change.
+        shape: Shape of the array.
+        fortran: Whether the first axis varies fastest.
     """
 
     size: int
@@ -49,7 +49,7 @@ class NpyHeader:
 
     @property
     def end(self) -> int:
-        """Bytes up to the last value."""
+        """Number of bytes up to the last value."""
         return self.size + math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -59,7 +59,7 @@ def open_numbers(path: Path, name: str, max_values: int, key: str | None) -> Ite
 
     Args:
         path: The file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         max_values: Refuse larger arrays.
         key: Name of the array in a .npz file; its only array unless given.
 
@@ -92,7 +92,7 @@ def open_numbers(path: Path, name: str, max_values: int, key: str | None) -> Ite
 
 
 class _Joined:
-    """What was read of a stream already, and the rest."""
+    """The bytes that were read from a stream already, followed by the rest of it."""
 
     def __init__(self, start: bytearray, rest: Readable) -> None:
         self._start, self._rest = start, rest
@@ -131,7 +131,7 @@ def _read_header(content: bytearray, name: str, max_values: int) -> NpyHeader:
         raise InputError(name, f".npy format {version[0]}.{version[1]}", ".npy format 1.0 or 2.0")
     try:
         shape, fortran, dtype = read_header(start)  # type: ignore[no-untyped-call]
-    except (MemoryError, RecursionError):  # Python's parser has a small stack of its own, and says so in this way
+    except (MemoryError, RecursionError):  # the small stack of Python's parser overflows
         raise InputError(name, "unreadable (a header nested too deeply)", "a .npy or .npz array") from None
     if dtype.hasobject:
         raise InputError(name, "pickled objects", "plain numbers")
@@ -146,7 +146,7 @@ def _read_header(content: bytearray, name: str, max_values: int) -> NpyHeader:
 
 
 def _check_length(stream: BinaryIO, name: str, header: NpyHeader) -> None:
-    """Refuse a file that is shorter than its header claims, for which memory would be reserved."""
+    """Refuse a file that is shorter than its header claims, before memory is reserved for it."""
     length = stream.seek(0, io.SEEK_END) - header.size
     if length < header.end - header.size:
         expected = f"{header.end - header.size:,} bytes of data"

@@ -64,7 +64,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def remove_unfinished(folder: Path, names: Collection[str]) -> None:
-    """Remove what killed writers left of files with some names. A folder that is remote has nothing of the kind."""
+    """Remove the temporary files of these names that killed writers left behind. Remote folders have none."""
     if is_remote(folder) or not folder.is_dir():
         return
     begins = {name[:_NAME_PART] for name in names}
@@ -75,7 +75,7 @@ def remove_unfinished(folder: Path, names: Collection[str]) -> None:
 
 
 def _write_special(path: Path, content: bytes) -> None:
-    """Write to standard output, a pipe or a device, which a rename would replace."""
+    """Write to standard output, or to a pipe or device, which a rename would replace."""
     try:
         if path == STDOUT:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Which axis of a stored map is which: classes first, then space as (H, W) or (D, H, W)."""
+"""The meaning of the axes of a stored map: classes first, then space as (H, W) or (D, H, W)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True)
 class Axes:
-    """How the axes of a stored array become those of a map.
+    """The mapping from the axes of a stored array to those of a map.
 
     Attributes:
         order: The axes of the stored array that are kept, classes first if there are several; the others have
             length 1.
-        shape: Lengths of the axes of space.
-        classes: Whether the first axis is that of classes.
+        shape: Lengths of the spatial axes.
+        classes: Whether the first axis holds the classes.
         stored: Number of axes of the stored array.
     """
 
@@ -35,9 +35,9 @@ class Axes:
     stored: int
 
     def read(self, array: LazyArray, rows: slice = EVERYTHING, channel: int | None = None) -> Array:
-        """Read the map, or a slab of the first axis of space; of one channel, (space), or of all."""
+        """Read the map, or a slab of its first spatial axis, for all channels or for one, (space)."""
         window, single = self._window(rows, channel)
-        return self._chosen(self._arrange(array.read(window)), channel, single)
+        return self._select(self._arrange(array.read(window)), channel, single)
 
     def read_void(
         self, array: LazyArray, rows: slice = EVERYTHING, channel: int | None = None
@@ -47,20 +47,20 @@ class Axes:
         void = array.read_void(window)
         if void is None:
             return None
-        arranged = self._chosen(self._arrange(void), channel, single)
+        arranged = self._select(self._arrange(void), channel, single)
         return np.asarray(arranged.any(axis=0) if self.classes and channel is None else arranged)
 
     def geometry(self, array: LazyArray) -> Geometry | None:
         """Return where the pixels lie, in the order of the axes of the map."""
-        given = array.geometry
-        if given is None:
+        geometry = array.geometry
+        if geometry is None:
             return None
         of_space = [axis for axis in range(self.stored) if axis != array.channels]
         kept = [of_space.index(axis) for axis in self.order[self.classes :]]
-        return Geometry(given.steps[kept], given.origin, given.system)
+        return Geometry(geometry.steps[kept], geometry.origin, geometry.system)
 
     def _window(self, rows: slice, channel: int | None) -> tuple[Window, bool]:
-        """Return the part of the array to read, and whether it holds the channel alone."""
+        """Return the part of the array to read, and whether it holds only the channel."""
         first = self.order[self.classes]
         window = [EVERYTHING] * first + [rows]
         single = self.classes and channel is not None and self.order[0] < first
@@ -68,7 +68,7 @@ class Axes:
             window[self.order[0]] = slice(channel, channel + 1)
         return tuple(window), single
 
-    def _chosen(self, array: Array, channel: int | None, single: bool) -> Array:
+    def _select(self, array: Array, channel: int | None, single: bool) -> Array:
         if channel is None or not self.classes:
             return array
         return np.asarray(array[0 if single else channel])
@@ -79,14 +79,14 @@ class Axes:
 
 
 def find_axes(stored: LazyArray, name: str, classes: int | None, options: MapOptions, space: int | None = None) -> Axes:
-    """Tell the axes of a map.
+    """Determine which axes of a stored array are those of a map.
 
     Args:
         stored: The array.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         classes: Number of classes; ``None`` or 1 for a foreground map.
         options: How the map is stored.
-        space: Axes of space, 2 or 3, where the mask says it.
+        space: Number of spatial axes, 2 or 3, if the mask determines it.
 
     Raises:
         InputError: The shape is not that of a map.
@@ -111,12 +111,12 @@ def find_axes(stored: LazyArray, name: str, classes: int | None, options: MapOpt
 
 
 def check_order(name: str, frame: Frame, other: Frame, options: MapOptions) -> None:
-    """Refuse a cube whose format does not say its axes beside one that does: they may be (Z, Y, X) or (X, Y, Z).
+    """Refuse a cube whose axes may be (Z, Y, X) or (X, Y, Z): its format does not specify them, that of the other does.
 
     Args:
-        name: What errors call the file.
-        frame: Its grid.
-        other: The grid of the mask, or of the map.
+        name: Name of the file in error messages.
+        frame: Grid of the file.
+        other: Grid of the other file of the pair.
         options: How maps are stored.
     """
     unknown = frame.geometry is None and other.geometry is not None and len(frame.shape) == 3
@@ -126,7 +126,7 @@ def check_order(name: str, frame: Frame, other: Frame, options: MapOptions) -> N
 
 
 def _axes_of_space(stored: LazyArray, several: bool, options: MapOptions) -> int:
-    """Return how many axes of space an array has, where no mask says it."""
+    """Return the number of spatial axes of an array, where no mask determines it."""
     if stored.geometry is not None:
         return len(stored.geometry.steps)
     if options.axes is not None:
@@ -151,7 +151,7 @@ def _class_axis(stored: LazyArray, several: bool, space: int, options: MapOption
 
 
 def _expected_shape(stored: LazyArray, classes: int | None, space: int, options: MapOptions) -> str:
-    """Name the shape, and the options that a map of another shape may need."""
+    """Describe the expected shape, and the options that a map of another shape may need."""
     shape, several = stored.shape, classes not in (None, 1)
     if stored.channels is not None:
         bands = shape[stored.channels]

@@ -1,8 +1,8 @@
 """Containers of arrays, such as `.sketch` files: a zip file with a JSON header, plain arrays and a digest, no pickle.
 
-The first member is called after what wrote it. Every other member holds the numbers of one array, little-endian. The
-last, `sha256`, hashes all of them. The reader knows the type and shape of every array from the header before it reads
-one, so no memory is reserved for what does not belong there.
+The first member is named after the command that wrote it. The last, `sha256`, hashes all others. Every other member
+holds the numbers of one array, little-endian. The reader knows the type and shape of every array from the header before
+it reads one, so no memory is reserved for anything that does not belong there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from densecal.io.documents import parse_json
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 26
 EACH = "each/"
-"""Begins the names of arrays with an entry for each image or pixel, whose length only the file knows."""
+"""Prefix of the names of arrays with one entry per image or pixel, whose length only the file knows."""
 MAX_RATIO_OF_EACH = 64
-"""Bytes that one compressed byte of such an array may become: its memory is bounded by the size of the file."""
+"""Largest compression ratio of such an array, so that the size of the file bounds its memory."""
 _DIGEST = "sha256"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -40,8 +40,8 @@ def pack(command: str, header: Mapping[str, Any], arrays: Mapping[str, Array]) -
     """Return the bytes of a container: the same for the same content.
 
     Args:
-        command: What writes it.
-        header: Plain values.
+        command: The command that writes it.
+        header: Plain values for JSON.
         arrays: Arrays of numbers by name; see ``EACH``.
     """
     first = json.dumps({"version": VERSION, **header}, sort_keys=True).encode()
@@ -58,7 +58,7 @@ def pack(command: str, header: Mapping[str, Any], arrays: Mapping[str, Array]) -
 
 
 def _method(name: str, content: bytes) -> int:
-    """Return how to compress a member. A reader would take a long and repetitive one for a bomb."""
+    """Return how to compress a member. Long, repetitive ones stay as they are: readers would take them for bombs."""
     repetitive = len(content) > FREE_BYTES and len(zlib.compress(content, 1)) * (MAX_RATIO_OF_EACH // 4) < len(content)
     return zipfile.ZIP_STORED if name.startswith(EACH) and repetitive else zipfile.ZIP_DEFLATED
 
@@ -73,15 +73,15 @@ class Container:
 
     Args:
         source: The file, or its content.
-        where: What errors call it.
-        command: What wrote it.
+        where: Its name in error messages.
+        command: The command that must have written it.
 
     Attributes:
         header: The plain values.
-        where: What errors call it.
+        where: Its name in error messages.
 
     Raises:
-        InputError: It is not such a container, or of another version.
+        InputError: It is not such a container, or has another version.
     """
 
     def __init__(self, source: Path | bytes, where: str, command: str) -> None:
@@ -127,10 +127,10 @@ class Container:
         Args:
             name: Its name.
             dtype: Type of its numbers.
-            shape: Its shape; -1 along one axis for an array of ``EACH``, whose size tells.
+            shape: Its shape. For an array of ``EACH``, -1 along the axis whose length the file determines.
 
         Raises:
-            InputError: It is missing, damaged, or of another size.
+            InputError: It is missing, is damaged, or has another size.
         """
         if name not in self._members:
             raise self.error(f"no {name}", self._expected)
@@ -148,10 +148,10 @@ class Container:
         return array.astype(np.dtype(dtype), copy=False)
 
     def verify(self) -> None:
-        """Compare the digest, after everything was read.
+        """Compare the digest. Call this after everything has been read.
 
         Raises:
-            InputError: The content is not what was written, or there is more.
+            InputError: The content is not what was written, or there are further members.
         """
         if unknown := self._members.keys() - self._hashes.keys() - {_DIGEST}:
             raise self.error(f"a member {min(unknown)!r}", "none of that name")

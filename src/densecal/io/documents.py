@@ -12,11 +12,11 @@ from densecal.io.regular import check_regular
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 17
-"""Larger files are refused unread. The longest recipe takes 2 KB, and YAML is parsed at some 100 KB per second."""
+"""Largest file that is read. The longest recipe takes 2 KB, and YAML is parsed at some 100 KB per second."""
 MAX_JSON_VALUES = 1 << 23
-"""Values of a JSON file. An empty list takes three bytes of text and 64 of memory."""
+"""Most values in a JSON file. An empty list takes three bytes of text and 64 of memory."""
 MAX_VALUES = 50_000
-"""Values of a YAML file with its references followed. A few lines of references can make billions."""
+"""Most values in a YAML file, references followed. A few lines of references can make billions."""
 
 
 def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
@@ -24,7 +24,7 @@ def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
 
     Args:
         path: The file.
-        expected: What errors say should be there.
+        expected: What error messages say was expected.
         limit: Refuse larger files.
 
     Raises:
@@ -111,7 +111,7 @@ def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        # before values are made of the nodes, because a merge (<<) copies what it refers to
+        # before values are constructed from the nodes, because a merge (<<) copies what it refers to
         for _ in _walk(node, _node_children, where, expected):
             pass
         value = loader.construct_document(node)
@@ -119,7 +119,7 @@ def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
         raise InputError(where, "YAML nested too deeply", expected) from None
     except InputError:
         raise
-    # besides its own errors, yaml passes on those of int(), float() and date(), and of malformed tags
+    # besides its own errors, yaml passes on those of int(), float() and date(), and those of malformed tags
     except (yaml.YAMLError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise InputError(where, f"not YAML ({' '.join(str(error).split())})", expected) from None
     for item in _walk(value, _value_children, where, expected):
@@ -129,7 +129,7 @@ def parse_yaml(text: str, where: str | Path, expected: str) -> Any:
 
 
 def _walk(root: Any, children: Callable[[Any], list[Any]], where: str | Path, expected: str) -> Iterator[Any]:
-    """Yield everything inside, references followed, which may contain or multiply it; refuse too much of it."""
+    """Yield every value inside, references followed, which may form cycles or multiply; refuse too many."""
     waiting, count = [root], 0
     while waiting:
         current = waiting.pop()

@@ -13,7 +13,7 @@ from densecal.io import urls
 from densecal.io.suffixes import ARRAY_SUFFIXES, FOLDER_SUFFIXES, IMAGE_SUFFIXES, suffix_of
 
 _LISTED: ContextVar[dict[Path, list[tuple[Path, bool]]] | None] = ContextVar("listed", default=None)
-"""What `listed_once` keeps; None outside it, because folders change."""
+"""Listings that `listed_once` keeps. None outside its block, because folders change."""
 
 
 def is_image_name(name: str) -> bool:
@@ -22,12 +22,12 @@ def is_image_name(name: str) -> bool:
 
 
 def is_mask_name(name: str) -> bool:
-    """Return whether a name has the suffix of a mask, of training data, which may also be an array."""
+    """Return whether a name has the suffix of a training mask, which may also be an array, and no leading dot."""
     return name.lower().endswith(IMAGE_SUFFIXES + ARRAY_SUFFIXES) and not name.startswith(".")
 
 
 def image_files(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> Iterator[Path]:
-    """Yield the image files of a folder, or its files with other wanted names.
+    """Yield the image files of a folder, or its files whose names another predicate accepts.
 
     Raises:
         InputError: The folder cannot be read.
@@ -54,7 +54,7 @@ def subfolders(path: Path) -> list[Path]:
 
 
 def subfolder_hint(folder: Path) -> str:
-    """Return what to add to an error about a folder without files: its subfolders, which may hold them."""
+    """Return a hint for an error about a folder without files: its subfolders, which may hold them."""
     names = [path.name for path, is_dir in urls.entries(folder) if is_dir]
     shown = [name for name in names if not name.startswith((".", "__MACOSX"))]
     more = ", ..." if len(shown) > 3 else ""
@@ -70,7 +70,7 @@ def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """List the folders in a folder, without those that are read as one file."""
+    """List the folders in a folder, except those that are read as one file."""
     return [path for path in _visible_entries(folder, folders=True) if not _is_file_like(path)]
 
 
@@ -80,7 +80,7 @@ def _is_file_like(folder: Path) -> bool:
 
 @contextmanager
 def listed_once() -> Iterator[None]:
-    """List every folder once in a block that looks at the same folders again and again."""
+    """List every folder only once within a block that lists the same folders repeatedly."""
     token = _LISTED.set(_LISTED.get() or {})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where the pixels of a file lie in the world, and whether those of a map and its mask agree."""
+"""Positions of the pixels of a file in the world, and whether those of a map and its mask agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 
 _TOLERANCE = 0.01
-"""How far corners may lie apart, in pixels: headers keep six digits or more, which moves corners by less."""
+"""Largest distance between corresponding corners, in pixels. Rounding headers to six digits moves them by less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Geometry:
     """The positions of pixels.
 
     Attributes:
-        steps: World coordinates of one step along every axis of the array, (axes, dimensions of the world).
+        steps: World vector of one step along every axis of the array, (axes, dimensions of the world).
         origin: World coordinates of the first pixel.
         system: The coordinate reference system of a raster; empty for medical volumes, whose world is in millimetres,
             to the right, anterior and superior.
@@ -31,13 +31,13 @@ class Geometry:
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Distance of pixels along every axis."""
+        """Distance between pixels along every axis."""
         return tuple(np.linalg.norm(self.steps, axis=1).tolist())
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The grid of pixels that a map must have: that of its mask."""
+    """The shape and geometry of a map or mask."""
 
     shape: tuple[int, ...]
     geometry: Geometry | None = None
@@ -52,10 +52,10 @@ def check_geometry(name: str, geometry: Geometry | None, mask: Geometry | None, 
     """Refuse a map whose pixels lie elsewhere than those of its mask.
 
     Args:
-        name: What errors call the map.
-        geometry: Of the map; ``None`` where its format does not say it, and nothing is checked.
-        mask: Of the mask.
-        shape: Lengths of both.
+        name: Name of the map in error messages.
+        geometry: Geometry of the map. With ``None``, where its format does not specify it, nothing is checked.
+        mask: Geometry of the mask; likewise.
+        shape: Shape of both.
 
     Raises:
         InputError: They differ in coordinate system, spacing, directions or origin.
@@ -79,8 +79,8 @@ def check_geometry(name: str, geometry: Geometry | None, mask: Geometry | None, 
         ("an origin", tuple(geometry.origin.tolist()), tuple(mask.origin.tolist())),
     )
     differing = (part for part in parts if not np.allclose(part[1], part[2], rtol=1e-4, atol=1e-4 * min(mask.spacing)))
-    what, here, there = next(differing, parts[0])
-    raise InputError(name, f"{what} of {_numbers(here)}", f"{_numbers(there)}, as its mask has")
+    quantity, actual, expected_values = next(differing, parts[0])
+    raise InputError(name, f"{quantity} of {_numbers(actual)}", f"{_numbers(expected_values)}, as its mask has")
 
 
 def _directions(geometry: Geometry) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Groups of images that are alike (patient, video, scene): from a file of names, or by a pattern of the name."""
+"""Groups of similar images (same patient, video or scene), from a file of names or by a pattern in the name."""
 
 from __future__ import annotations
 

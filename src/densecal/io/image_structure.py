@@ -1,4 +1,4 @@
-"""What image files hold beside the one picture that is read: pages, frames, bands, an orientation. All are refused."""
+"""What image files can hold besides one picture: further pages, frames or bands, an orientation. All are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT, SAMPLESPERPIXEL, TI
 from densecal.errors import InputError
 
 _MAX_PAGES = 1000
-"""Pages are counted up to here: a file of a gigabyte can hold millions of empty ones."""
+"""Pages are counted up to this number: a file of a gigabyte can hold millions of empty ones."""
 _NEW_SUBFILE_TYPE = 254
 _REDUCED = 1
 """The bit of NewSubfileType that marks a smaller copy of another page, as pyramids have."""
@@ -20,24 +20,24 @@ _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
 def check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
-    """Refuse sizes that decoding takes too much memory for: the image, and tiles of a TIFF, which may be larger."""
+    """Refuse sizes that take too much memory to decode: that of the image, and of TIFF tiles, which may be larger."""
     sizes = {"": image.size}
     tags = getattr(image, "tag_v2", {})
     if TILEWIDTH in tags:
         sizes["tiles of "] = (int(tags[TILEWIDTH]), int(tags[TILELENGTH]))
-    for what, (width, height) in sizes.items():
+    for prefix, (width, height) in sizes.items():
         if width * height > max_pixels:
             expected = f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)"
-            raise InputError(name, f"{what}{width} x {height} pixels", expected)
+            raise InputError(name, f"{prefix}{width} x {height} pixels", expected)
 
 
 def check_structure(image: Image.Image, name: str, expected: str) -> None:
-    """Refuse an image that is not loaded yet if Pillow would read a part of it: one page, frame or band of several.
+    """Refuse an image, before it is loaded, if Pillow would read only one of several pages, frames or bands.
 
     Args:
         image: The image, at its first frame.
-        name: What errors call the file.
-        expected: What errors say about pages, frames and bands.
+        name: Name of the file in error messages.
+        expected: What error messages say was expected of pages, frames and bands.
     """
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]
@@ -55,10 +55,10 @@ def check_structure(image: Image.Image, name: str, expected: str) -> None:
 
 
 def check_orientation(image: Image.Image, name: str) -> None:
-    """Refuse a loaded image that viewers show turned or mirrored: its mask may fit the one or the other."""
+    """Refuse a loaded image that viewers show rotated or mirrored: its mask may fit either version."""
     if any(key in image.info for key in _METADATA):
         orientation = 1
-        with contextlib.suppress(Exception):  # viewers pass over damaged metadata, too
+        with contextlib.suppress(Exception):  # viewers ignore damaged metadata, too
             orientation = image.getexif().get(_ORIENTATION, 1)
         _check_orientation_value(orientation, name)
 
@@ -73,7 +73,7 @@ def _check_orientation_value(orientation: object, name: str) -> None:
 
 
 def _pages(image: Image.Image) -> int:
-    """Return the number of pages of a TIFF, without smaller copies, and leave it at the first."""
+    """Return the number of pages of a TIFF, not counting smaller copies, and leave it at the first page."""
     pages = 1
     try:
         for page in range(1, _MAX_PAGES):

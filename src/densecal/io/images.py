@@ -22,13 +22,13 @@ from densecal.io.suffixes import IMAGE_SUFFIXES
 from densecal.io.urls import is_remote, open_bytes
 
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""The formats that Pillow may detect, whatever the suffix. For some others it would start external programs."""
+"""Formats that Pillow may detect, whatever the suffix. For some others it would start external programs."""
 _MAX_FILE_BYTES = 1 << 30
-"""Larger files are refused unread, because some formats are read as a whole: the largest TIFF allowed takes half."""
+"""Largest file that is read, because some formats are read as a whole. The largest TIFF allowed takes half of it."""
 _CHUNK_PIXELS = 1 << 20
 _BITS = "densecal bits"
 _TRANSPARENT = 127
-"""Pixels up to this level of alpha are seen through."""
+"""Highest alpha at which a pixel counts as transparent."""
 _COLOUR_TOLERANCE = 12
 """Lossy formats store grey as colour; their channels may differ by this much."""
 
@@ -40,7 +40,7 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
 
     Args:
         source: Path or open file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         max_pixels: Refuse larger images.
 
     Returns:
@@ -48,7 +48,7 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
     """
     with open_image(source, name, max_pixels, "one grey or RGB picture") as image:
         if alpha_levels(image) is not None:
-            raise InputError(name, "transparent pixels", "an opaque image: what lies below transparency is arbitrary")
+            raise InputError(name, "transparent pixels", "an opaque image: colours under transparency are arbitrary")
         if image.mode == "F":
             raise InputError(name, "a float image", "an image of 8 or 16 bits")
         if image.mode.startswith("I"):  # Pillow would clip 16 bits to 8 instead of scaling them
@@ -58,7 +58,7 @@ def read_image(source: Path | BinaryIO, name: str, max_pixels: int = MAX_PIXELS)
 
 
 def write_png(path: Path, pixels: Array, software: str) -> None:
-    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG, atomically; it says which software wrote it."""
+    """Write 8- or 16-bit levels (H, W) or RGB bytes (H, W, 3) as PNG, atomically, with the name of the software."""
     write_atomically(path, lambda stream: save_png(stream, pixels, software))
 
 
@@ -71,15 +71,15 @@ def save_png(target: Path | BinaryIO, pixels: Array, software: str) -> None:
 
 @contextlib.contextmanager
 def open_image(source: Path | BinaryIO, name: str, max_pixels: int, bands: str = "one band") -> Iterator[Image.Image]:
-    """Open and decode an image; every failure becomes an InputError, and so does what would be left unread.
+    """Open and decode an image. Every failure becomes an InputError, and so does content that would be left unread.
 
     Args:
         source: Path or open file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         max_pixels: Refuse larger images.
-        bands: What errors say about a file with more bands or pages than are read.
+        bands: What error messages say was expected of a file with more bands or pages than are read.
     """
-    # threads share Pillow's own limit, so it is only ever raised
+    # threads share Pillow's own limit, so it is never lowered
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     with contextlib.ExitStack() as stack:
@@ -98,7 +98,7 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int, bands: str =
         except FileNotFoundError:
             raise InputError(name, "no such file", "a readable image") from None
         except Image.DecompressionBombError as error:
-            pixels = first_line(error).split(",")[0]  # the message goes on about decompression bombs
+            pixels = first_line(error).split(",")[0]  # the message continues with a warning of decompression bombs
             raise InputError(
                 name, pixels, f"at most {max_pixels:,} pixels (raise the limit with --max-pixels)"
             ) from None
@@ -134,7 +134,7 @@ def bounded_source(path: Path, name: str, limit: int) -> Path | BinaryIO:
 
 
 def _pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Return an RGB image as an array. It is copied in chunks of rows, because Pillow copies what it hands out."""
+    """Return an RGB image as an array. It is copied in chunks of rows, because Pillow copies what it returns."""
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _CHUNK_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -158,7 +158,7 @@ def stored_levels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def alpha_levels(image: Image.Image) -> NDArray[np.uint8] | None:
-    """Return the alpha channel, or ``None`` for an image without one, or opaque all over."""
+    """Return the alpha channel, or ``None`` for an image that has none or is entirely opaque."""
     if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa", "P"):
         return None
     if image.mode == "P" and "transparency" not in image.info:

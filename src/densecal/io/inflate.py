@@ -1,4 +1,4 @@
-"""Decompression in pieces, for streams that may claim to become anything."""
+"""Decompression in pieces, for streams that may expand to any size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PIECE = 1 << 16
 
 
 class Decompressor(Protocol):
-    """`zlib.decompressobj` and its like."""
+    """`zlib.decompressobj` and similar objects."""
 
     @property
     def eof(self) -> bool:
@@ -21,7 +21,7 @@ class Decompressor(Protocol):
 
 
 class Inflated:
-    """A compressed stream, read without ever holding more than was asked for."""
+    """A compressed stream that never holds more than was requested."""
 
     def __init__(self, stream: IO[bytes], decompressor: Decompressor) -> None:
         self._stream, self._decompressor, self._pending = stream, decompressor, b""

@@ -48,7 +48,7 @@ class StoredMap:
     Attributes:
         values: Logits in float64, or levels and floats that are probabilities, (space) or (K, space).
         void: (space), where the file says that there is no data; ``None`` if it says so nowhere.
-        geometry: Where the pixels lie, if the format says it.
+        geometry: Where the pixels lie, if the format specifies it.
     """
 
     values: Array

@@ -1,4 +1,4 @@
-"""How maps and masks are stored, where their files do not say it."""
+"""How maps and masks are stored, where their files do not specify it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Channel:
     """One channel of maps that hold a probability for each of several regions, or of masks of several raters.
 
     Attributes:
-        index: Which.
-        of: How many there are.
+        index: Its index.
+        of: Number of channels.
     """
 
     index: int
@@ -24,22 +24,22 @@ class Channel:
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How maps are stored, where their files do not say it.
+    """How maps are stored, where their files do not specify it.
 
     Attributes:
-        logits: Values are logits, whose sigmoid or softmax is scored.
+        logits: Values are logits, of which the sigmoid or softmax is scored.
         channels_last: Arrays of K classes are (H, W, K) and not (K, H, W).
         key: Name of the array in archives of several.
         max_value: The value that means probability 1; ``None`` for 1 in floats and the highest level of 8 or 16 bits.
         strip_suffix: Ends of file stems that are left out when maps and masks are matched.
         normalise: Scores of K classes are divided by their sum.
-        axes: Order of the axes of space in arrays of volumes, ``zyx`` or ``xyz``, where the format does not say it.
-        layout: The tools that laid out the folders, with commas, or ``auto``, or ``plain`` for none.
-        multilabel: Maps hold K probabilities per pixel, each of a region of its own.
+        axes: Order of the axes of space in arrays of volumes, ``zyx`` or ``xyz``, where the format does not specify it.
+        layout: The tools that laid out the folders, separated by commas, or ``auto``, or ``plain`` for none.
+        multilabel: Maps hold K probabilities per pixel, one for each of K regions.
         region: The name of the region to read, of several.
-        channel: The channel of that region; layouts set it.
-        rater: The rater whose mask is read, of files that hold the masks of several.
-        relabel: What the labels in masks mean; layouts set it.
+        channel: The channel of that region, set by layouts.
+        rater: The rater whose mask is read from files that hold the masks of several.
+        relabel: The meaning of the labels in masks, set by layouts.
     """
 
     logits: bool = False

@@ -1,4 +1,4 @@
-"""What the numbers of a map mean: probabilities, levels of a given scale, or logits. Nothing is guessed."""
+"""The meaning of the numbers of a map: probabilities, levels of a given scale, or logits. Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLACK = 1e-6
 """How far float maps may lie outside [0, 1]: float32 interpolation leaves 1.0000001."""
 _USUAL_SCALES = (100, 255, 65535)
 _SCALES = {256: (1, 100), 65536: (1, 100, 255, 1000, 10_000)}
-"""The highest levels that show another scale than the whole range of 8 or 16 bits."""
+"""Highest levels that reveal a scale other than the whole range of 8 or 16 bits."""
 
 Array = NDArray[Any]
 
@@ -28,7 +28,7 @@ def check_values(array: Array, name: str, options: MapOptions, several: bool) ->
 
     Args:
         array: (space), or (K, space) for K classes.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         options: What the values mean.
         several: Whether there are K classes.
     """
@@ -53,11 +53,11 @@ def to_probabilities(logits: Array, several: bool) -> NDArray[np.float64]:
 
 
 def check_scale(highest: dict[int, int], where: str | Path, options: MapOptions) -> None:
-    """Refuse 8- and 16-bit maps of a set with foreground if their highest level is that of another scale.
+    """Refuse 8- and 16-bit maps, of a set with foreground, whose highest level is that of another scale.
 
     Args:
         highest: The highest level in all maps, by the number of levels of their type.
-        where: What errors call the maps.
+        where: Name of the maps in error messages.
         options: What the values mean.
     """
     if options.max_value is not None:
@@ -113,8 +113,8 @@ def _check_probabilities(array: Array, name: str, several: bool) -> Array:
         return array.astype(native, copy=False)
     low, high = _finite_range(array, name)
     if not np.issubdtype(array.dtype, np.floating):
-        found = f"values of type {array.dtype} from {low:.9g} to {high:.9g}"
-        raise InputError(name, found, f"floats in [0, 1], or uint8 or uint16 levels; {_hint(array, low, high)}")
+        actual = f"values of type {array.dtype} from {low:.9g} to {high:.9g}"
+        raise InputError(name, actual, f"floats in [0, 1], or uint8 or uint16 levels; {_hint(array, low, high)}")
     if low < -_SLACK or high > 1.0 + _SLACK:
         raise InputError(
             name, f"values from {low:.9g} to {high:.9g}", f"probabilities in [0, 1]; {_hint(array, low, high)}"
@@ -124,7 +124,7 @@ def _check_probabilities(array: Array, name: str, several: bool) -> Array:
     if several and (worst := _miss_of_one(array)) > SUM_TOLERANCE:
         expected = "softmax probabilities; --logits for logits, --normalise for scores, --multilabel for sigmoids"
         raise InputError(name, f"class probabilities that miss a sum of 1 by {worst:.3g}", expected)
-    # 16 bits would overflow in the sums and products of whoever computes with them
+    # float16 would overflow in the callers' sums and products
     kind = np.dtype(np.float32) if native.itemsize < 4 else native if native.itemsize <= 8 else np.dtype(np.float64)
     return array.astype(kind, copy=False)
 
@@ -148,6 +148,6 @@ def _hint(array: Array, low: float, high: float) -> str:
 
 
 def _miss_of_one(array: Array) -> float:
-    """Return how far the sum over classes is from 1, at most."""
+    """Return the largest distance of the sum over classes from 1."""
     sums = (array[:, rows].sum(axis=0, dtype=np.float64) for rows in row_chunks(array.shape[1:]))
     return max(float(np.abs(chunk - 1.0).max()) for chunk in sums)

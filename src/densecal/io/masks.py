@@ -42,10 +42,10 @@ class ForegroundMask:
 
     Attributes:
         foreground: bool (H, W).
-        void: bool (H, W), pixels that do not count; ``None`` if all count.
+        void: bool (H, W), the pixels that do not count; ``None`` if all count.
         grey: Whether the mask has levels other than those of foreground, background and void.
-        middle: bool (H, W), pixels of level 128, which PySODMetrics calls background; ``None`` if there are none.
-        geometry: Where the pixels lie, if the format says it.
+        middle: bool (H, W), the pixels of level 128, background to PySODMetrics; ``None`` if there are none.
+        geometry: Where the pixels lie, if the format specifies it.
     """
 
     foreground: NDArray[np.bool_]
@@ -66,7 +66,7 @@ class LabelMask:
 
     Attributes:
         labels: Class indices, uint8 (space); void pixels have the label of void.
-        geometry: Where the pixels lie, if the format says it.
+        geometry: Where the pixels lie, if the format specifies it.
     """
 
     labels: Levels
@@ -109,10 +109,10 @@ def read_foreground(
 
     Args:
         source: Path or open file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         ignore_index: The level of void pixels; without it, no pixel is void.
         max_pixels: Refuse larger masks.
-        options: The order of axes, where the format does not say it.
+        options: The order of axes, where the format does not specify it.
     """
     if options.relabel is not None:
         labels = _read_label_levels(source, name, max_pixels, options)
@@ -145,11 +145,11 @@ def read_label_mask(
 
     Args:
         source: Path or open file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         classes: K.
         ignore_index: The label of void pixels.
         max_pixels: Refuse larger masks.
-        options: The order of axes, where the format does not say it.
+        options: The order of axes, where the format does not specify it.
 
     Returns:
         The labels; palette images give the index.
@@ -168,7 +168,7 @@ def read_label_mask(
 
 
 def _relabel(labels: Levels, new: Relabel, name: str) -> Levels:
-    """Return labels by their new values."""
+    """Return labels with their new values."""
     new.check(np.flatnonzero(np.bincount(labels.reshape(-1), minlength=256)).tolist(), name)
     return np.array(new.table, np.int16).astype(np.uint8)[labels]
 
@@ -190,24 +190,24 @@ def check_labels(labels: Levels, name: str, classes: int, ignore_index: int | No
 
 
 def one_sided(lowest: int, highest: int, masks: int, classes: int = 1) -> str:
-    """Say that the masks of a set say nothing, because all their pixels are the same.
+    """Return a warning if all pixels of a set of masks are the same, so that nothing can be learned from them.
 
     Args:
-        lowest: The lowest level or label in all masks, void apart.
-        highest: The highest.
-        masks: How many there are.
+        lowest: The lowest level or label in all masks, except void.
+        highest: The highest level or label.
+        masks: Number of masks.
         classes: 1 for foreground masks, whose background is 0, else the number of classes.
 
     Returns:
-        A warning; empty if the masks hold more than one level.
+        The warning; empty if the masks hold more than one level.
     """
     if lowest != highest:
         return ""
     every = "the only mask" if masks == 1 else f"all {masks:,} masks"
     if classes > 1:
         return f"every pixel of {every} has label {lowest}: nothing can be learned or measured about the other classes"
-    here, missing = ("foreground", "background") if lowest else ("background", "foreground")
-    return f"every pixel of {every} is {here}: nothing can be learned or measured about {missing}"
+    present, missing = ("foreground", "background") if lowest else ("background", "foreground")
+    return f"every pixel of {every} is {present}: nothing can be learned or measured about {missing}"
 
 
 def read_mask(
@@ -217,7 +217,7 @@ def read_mask(
 
     Args:
         source: Path or open file.
-        name: What errors call the file.
+        name: Name of the file in error messages.
         classes: Number of classes of a label mask; ``None`` or 1 for a foreground mask.
         max_pixels: Refuse larger masks.
 
@@ -244,7 +244,7 @@ class StoredMask:
     Attributes:
         levels: uint8 (space).
         void: bool (space), where the file says that there is no data; ``None`` if there is data everywhere.
-        geometry: Where the pixels lie, if the format says it.
+        geometry: Where the pixels lie, if the format specifies it.
     """
 
     levels: Levels
@@ -253,15 +253,15 @@ class StoredMask:
 
 
 def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions = AS_STORED) -> StoredMask:
-    """Read a mask by the reader of its format: booleans, or whole numbers from 0 to 255.
+    """Read a mask of booleans, or of whole numbers from 0 to 255, with the reader of its format.
 
-    Of a mask with a channel for every region or rater, one channel is read.
+    Only one channel is read from a mask with a channel per region or rater.
 
     Args:
         path: The file.
-        name: What errors call it.
+        name: Its name in error messages.
         max_pixels: Refuse larger masks.
-        options: The order of axes, where the format does not say it.
+        options: The order of axes, where the format does not specify it.
     """
     reader = find_reader(path)
     channel = options.rater or (options.channel if options.relabel is None else None)
@@ -270,12 +270,12 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         raise InputError(name, "a picture of one channel", f"a mask with a channel per {of}")
     channels = 1 if channel is None else channel.of
     with reader(path, None, max_pixels * channels) as stored:
-        own = replace(AS_STORED, axes=options.axes)
+        mask_options = replace(AS_STORED, axes=options.axes)
         if options.rater is not None:
-            own = replace(own, channels_last=options.channels_last)
+            mask_options = replace(mask_options, channels_last=options.channels_last)
             if (raters := raters_of(stored, name, options)) != channels:
-                raise InputError(name, f"masks of {raters} raters", f"those of {channels}, as in the first file")
-        axes = find_axes(stored, name, channels, own, axes_of_space(stored, channels > 1))
+                raise InputError(name, f"masks of {raters} raters", f"masks of {channels}, as in the first file")
+        axes = find_axes(stored, name, channels, mask_options, axes_of_space(stored, channels > 1))
         index = None if channel is None else channel.index
         array, void = axes.read(stored, channel=index), axes.read_void(stored, channel=index)
         geometry = axes.geometry(stored)
@@ -285,7 +285,7 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
 def checked_levels(
     array: NDArray[Any], void: NDArray[np.bool_] | None, name: str
 ) -> tuple[Levels, NDArray[np.bool_] | None]:
-    """Return whole numbers from 0 to 255 as uint8, 0 where there is no data; and where that is, None for nowhere."""
+    """Return whole numbers from 0 to 255 as uint8, 0 where there is no data, and the pixels without data, if any."""
     levels = array.astype(np.uint8)
     with np.errstate(invalid="ignore"):
         differs = levels != array
@@ -299,19 +299,19 @@ def checked_levels(
 
 
 def axes_of_space(stored: LazyArray, several: bool) -> int:
-    """Return how many axes of space a mask has; one of a single slice is a picture."""
+    """Return the number of spatial axes of a mask. A volume of a single slice is a picture."""
     channels = 0 if several and stored.channels is None else stored.channels
     lengths = [length for axis, length in enumerate(stored.shape) if axis != channels]
     return 3 if len(lengths) >= 3 and lengths[-3] > 1 else 2
 
 
 def _has_channels(options: MapOptions) -> bool:
-    """Return whether masks have a channel for every region or rater."""
+    """Return whether masks have a channel per region or rater."""
     return options.channel is not None or options.rater is not None
 
 
 def has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:
-    """Return whether a reader opens a mask: arrays and volumes, and TIFF files with a place in the world."""
+    """Return whether a mask has a reader, as arrays, volumes and GeoTIFF files have."""
     if not isinstance(source, Path):
         return False
     suffix = suffix_of(source)
@@ -319,7 +319,7 @@ def has_reader(source: Path | BinaryIO) -> TypeGuard[Path]:
 
 
 def _stored_foreground(stored: StoredMask, name: str, ignore_index: int | None) -> ForegroundMask:
-    """Return what the levels of a stored mask mean."""
+    """Return the foreground and the void pixels of a stored mask."""
     mask = foreground_mask(stored.levels, ignore_index)
     counted = stored.levels if mask.void is None else stored.levels[~mask.void]
     if stored.geometry is not None:
@@ -330,9 +330,9 @@ def _stored_foreground(stored: StoredMask, name: str, ignore_index: int | None) 
 
 
 def refuse_labels(highest: int, name: str) -> None:
-    """Refuse labels of classes in a file with a place in the world where a mask of foreground is expected."""
+    """Refuse class labels in a georeferenced file where a foreground mask is expected."""
     if 1 < highest < 128:
-        expected = f"a mask of foreground, 0 and 1; --classes {highest + 1} for labels of classes"
+        expected = f"a foreground mask of 0 and 1; --classes {highest + 1} for class labels"
         raise InputError(name, f"labels up to {highest}", expected)
 
 
@@ -342,29 +342,29 @@ def _middle(levels: Levels) -> NDArray[np.bool_] | None:
 
 
 def _opaque_mask(image: Image.Image, name: str, ignore_index: int | None = None) -> tuple[Levels, ForegroundMask]:
-    """Return the levels of a foreground mask and what they mean.
+    """Return the levels of a foreground mask, and its foreground and void pixels.
 
     Raises:
-        InputError: Transparency says something else, so that the mask may be in the alpha channel.
+        InputError: The alpha channel differs from the grey levels, so the mask may be in either.
     """
     levels = _mask_levels(image, name)
     mask = foreground_mask(levels, ignore_index)
     alpha = alpha_levels(image)
     if alpha is not None and not np.array_equal(alpha > 127, mask.foreground):
-        found = (
+        actual = (
             f"an alpha channel ({alpha.min()} to {alpha.max()}) that differs from the grey levels ({levels.min()} to "
             f"{levels.max()}), so the mask may be in either"
         )
-        raise InputError(name, found, "a grey mask without transparency")
+        raise InputError(name, actual, "a grey mask without transparency")
     return levels, mask
 
 
 def _mask_levels(image: Image.Image, name: str) -> NDArray[np.uint8]:
-    """Return the levels of a foreground mask; 16-bit masks that use their high byte are reduced to it.
+    """Return the levels of a foreground mask. Of 16-bit masks with levels above 255, only the high byte is kept.
 
     Masks of 2 and 4 bits hold 0 and 1, which are returned as they are, or levels, which Pillow stretches to 255.
 
-    The colours of a palette that is not grey mean nothing, but its indices may be those of foreground and background.
+    The colours of a palette that is not grey are ignored, but its indices may be those of foreground and background.
     """
     expected = (
         "a grey mask, 0 for background and 255 (or 1) for foreground; for labels of K classes --classes K, or "

@@ -1,9 +1,9 @@
-"""What a command may write over: never a file that it reads, and without force only what it wrote itself.
+"""The files that a command may overwrite: never those that it reads, and without force only those that it wrote.
 
 A file that a command wrote is recognised by its beginning, which names the command: `"densecal": "evaluate"` is the
 first key of its JSON, `Software: densecal predict` the first text of a PNG. CSV files are recognised by their columns.
-A `.npy` file has room for nothing but padding, so the length of its header tells. Nothing is stored beside the files,
-and a copied or moved file is still recognised.
+A `.npy` file has room only for padding, so the length of its header identifies the command. Nothing is stored beside
+the files, so a copied or moved file is still recognised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from densecal.io.atomic import STDOUT
 from densecal.io.suffixes import suffix_of
 
 NPY_HEADERS = {"predict": 704, "calibrate apply": 768}
-"""Bytes of the header of a .npy file by command. numpy itself writes 128, and only as many as the shape needs."""
+"""Length of the header of a .npy file by command. NumPy itself writes 128 bytes, or as many as the shape needs."""
 
 _CSV_COLUMNS = {
     "evaluate": b"name,dataset,images,pixels,",
@@ -50,12 +50,12 @@ _HEADS = {
 _HEAD_BYTES = 1024
 _HEADER_BYTES = 1 << 16
 _VALUES_BESIDE = re.compile(rb"^(?:ElementDataFile *=|data ?file *:) *([^\r\n]*[^\r\n ])", re.IGNORECASE | re.MULTILINE)
-"""Where the header of a volume names the file of its values, which lies beside it."""
+"""The line of a volume's header that names the file of its values, which lies beside it."""
 _MOST_NAME_BYTES = 255
-"""The limit of every common file system."""
+"""Longest name that common file systems allow."""
 
 _MARKS = dict.fromkeys(("calibrate fit", "calibrate select", "calibrate prior"), "calibrator")
-"""What files call themselves, where it is not the name of the command."""
+"""The names by which files identify their command, where these differ from the command's own name."""
 
 Identity = tuple[int, int] | str | None
 """Device and inode of a file, links followed; the URL of a remote one; None for a file that does not exist."""
@@ -72,18 +72,18 @@ def check_outputs(
     reads: Iterable[Path],
     force: bool = False,
 ) -> None:
-    """Check, before the work, that a command writes over nothing that it should not.
+    """Check, before the work, that a command overwrites only files that it may.
 
     Args:
-        command: The command's name, as its files carry it.
+        command: Name of the command, as its files store it.
         targets: The files to write, each with its format: a key of ``_HEADS``, ``csv`` or ``npy``; None for a file that
-            was not asked for.
-        reads: The files that the command reads. They are looked at only where a target exists.
+            was not requested.
+        reads: The files that the command reads. They are examined only if a target exists.
         force: Allow to replace files that the command did not write.
 
     Raises:
-        InputError: A target is read by the command, by this or another name; is a target twice; or exists and was
-            written by something else.
+        InputError: A target is a file that the command reads, under this or another name; is named twice; or exists
+            and was not written by the command.
     """
     names = [(path, kind) for path, kind in targets if path is not None and path != STDOUT]
     existing = [(path, kind) for path, kind in names if _exists(path, kind)]
@@ -103,7 +103,7 @@ def check_output_folder(folder: Path, reads: Iterable[Path | None], option: str 
     """Refuse an output folder that is itself one of the folders that a command reads.
 
     Raises:
-        InputError: It is, by this or another name.
+        InputError: It is one of them, under this or another name.
     """
     identity = _identity(folder)
     for path in reads:
@@ -133,12 +133,12 @@ def _local(path: Path) -> Path:
 
 
 def _exists(path: Path, kind: str) -> bool:
-    """Return whether there is a file; an error names a path that no file can have."""
+    """Return whether a file exists, or raise an InputError for a path that no file can have."""
     local = _local(path)
     try:
         if urls.is_remote(local):
             return urls.exists(local) if kind == "zarr" else urls.is_file(local)
-        if len(os.fsencode(local.name)) > _MOST_NAME_BYTES:  # in a missing folder, the system would not say so
+        if len(os.fsencode(local.name)) > _MOST_NAME_BYTES:  # for a missing folder, the system reports that instead
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         os.stat(local)
     except (FileNotFoundError, NotADirectoryError):
@@ -160,7 +160,7 @@ def _identity(path: Path) -> Identity:
 
 
 def _with_parts(path: Path) -> Iterator[Path]:
-    """Yield a file and the files that hold the rest of it: chunks, values beside a header, weights of a network."""
+    """Yield a file and those that belong to it: chunks, values beside a header, weights of a network."""
     yield path
     local, suffix = _local(path), suffix_of(path)
     with suppress(OSError, ValueError):
@@ -175,13 +175,13 @@ def _with_parts(path: Path) -> Iterator[Path]:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return whether writing would replace the path; a pipe or a device is written to."""
+    """Return whether writing would replace the path, and not write to a pipe or device."""
     local = _local(path)
     return urls.is_remote(local) or not os.path.exists(local) or stat.S_ISREG(os.stat(local).st_mode)
 
 
 def _is_own(path: Path, kind: str, command: str) -> bool:
-    """Return whether a file begins as the command writes it. An empty file holds nothing to lose."""
+    """Return whether a file begins as the command writes it, or is empty, so that nothing can be lost."""
     mark = _MARKS.get(command, command).encode()
     try:
         if kind == "zarr" and not urls.exists(path := path / "zarr.json"):
@@ -203,7 +203,7 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
 
 
 def _unpacked(head: bytes) -> bytes:
-    """Return the beginning of a gzip file's content; other content as it is."""
+    """Return the beginning of the content of a gzip file, decompressed; return any other content as it is."""
     try:
         return zlib.decompressobj(47).decompress(head, _HEAD_BYTES)
     except zlib.error:
@@ -211,12 +211,12 @@ def _unpacked(head: bytes) -> bytes:
 
 
 def _tiff_software(path: Path) -> str | None:
-    """Return what wrote a TIFF file; ``None`` where it does not say so, or is damaged."""
+    """Return the software that wrote a TIFF file; ``None`` if the file does not name it or is damaged."""
     from tifffile import TiffFile
 
     try:
         with urls.open_bytes(path) as stream, TiffFile(stream) as file:
             name = file.pages.first.tags.valueof(305)
-    except Exception:  # tifffile raises whatever a damaged file leads to
+    except Exception:  # tifffile raises errors of every kind for damaged files
         return None
     return name if isinstance(name, str) else None

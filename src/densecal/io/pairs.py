@@ -27,11 +27,11 @@ class Pair:
     """A prediction map and its mask; without a mask, every pixel is background.
 
     Attributes:
-        stem: What the image is called.
+        stem: Name of the image.
         prediction: The map.
         mask: The mask.
-        parts: The files of a map that has one per class, the first of which is ``prediction``; empty for other maps.
-        group: The group of images that this one is like, where images are grouped.
+        parts: The files of a map that has one per class, starting with ``prediction``; empty for other maps.
+        group: The group of the image, where images are grouped.
     """
 
     stem: str
@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def unit(self) -> str:
-        """What intervals resample: the group, or the image."""
+        """The unit that intervals resample: the group, or the image."""
         return self.stem if self.group is None else self.group
 
     @property
@@ -58,8 +58,8 @@ class ForegroundPair:
     Attributes:
         prediction: uint8 or uint16 levels, or floats in [0, 1], (H, W).
         mask: Foreground, background and void.
-        resized: Whether the map had another size.
-        geometry: Where the pixels of the map lie, if its format says it.
+        resized: Whether the map had another size and was resized.
+        geometry: Where the pixels of the map lie, if its format specifies it.
     """
 
     prediction: Array
@@ -69,7 +69,7 @@ class ForegroundPair:
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """Distance of voxels along every axis, in mm; ``None`` for pictures, and where no file says it."""
+        """Distance between voxels along every axis, in mm; ``None`` for pictures, and where no file specifies it."""
         return space_between(self.mask.geometry or self.geometry, self.prediction.ndim)
 
     @property
@@ -85,8 +85,8 @@ class ClassPair:
     Attributes:
         prediction: Probabilities (K, H, W) or (K, D, H, W).
         labels: Class indices; void pixels have the label of void.
-        resized: Whether the map had another size.
-        spacing: Distance of voxels along every axis, in mm; ``None`` for pictures, and where no file says it.
+        resized: Whether the map had another size and was resized.
+        spacing: Distance between voxels along every axis, in mm; ``None`` for pictures, and where no file specifies it.
     """
 
     prediction: Array
@@ -96,7 +96,7 @@ class ClassPair:
 
 
 def space_between(geometry: Geometry | None, axes: int) -> tuple[float, ...] | None:
-    """Return the distance of voxels along every axis, for volumes."""
+    """Return the distance between voxels along every axis, for volumes."""
     return geometry.spacing if geometry is not None and axes == 3 else None
 
 
@@ -152,7 +152,7 @@ def read_class_pair(
 
 
 def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:
-    """Read a map, and refuse one that lies elsewhere than its mask, or may."""
+    """Read a map, and refuse one that does not, or may not, lie where its mask lies."""
     stored = read_stored_map(pair.files, classes, max_pixels, options, len(truth.shape))
     shape = stored.values.shape[-len(truth.shape) :]
     check_order(str(pair.prediction), Frame(shape, stored.geometry), truth, options)
@@ -162,16 +162,16 @@ def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOpti
 
 
 def _at_size(stored: StoredMap, pair: Pair, truth: Frame, options: MapOptions, several: bool) -> tuple[Array, bool]:
-    """Return probabilities at the size of a mask, and whether they had another. Logits are resized as logits."""
+    """Return probabilities at the size of a mask, and whether they were resized. Logits are resized as logits."""
     values, shape = stored.values, truth.shape
-    found = values.shape[-len(shape) :]
-    if found == shape:
+    actual = values.shape[-len(shape) :]
+    if actual == shape:
         return to_probabilities(values, several) if options.logits else values, False
     if len(shape) == 3:
-        turned = "; --axes xyz" if found == shape[::-1] and stored.geometry is None else ""
-        raise InputError(pair.prediction, f"a map of shape {found}", f"{shape}, as its mask has{turned}")
+        hint = "; --axes xyz" if actual == shape[::-1] and stored.geometry is None else ""
+        raise InputError(pair.prediction, f"a map of shape {actual}", f"{shape}, as its mask has{hint}")
     if stored.void is not None:
-        raise InputError(pair.prediction, f"pixels without data in a map of {found}", f"{shape}, the size of its mask")
+        raise InputError(pair.prediction, f"pixels without data in a map of {actual}", f"{shape}, the size of its mask")
     if options.logits:
         return to_probabilities(_resize(values, shape), several), True
     return resize_map(values, shape), True
@@ -192,7 +192,7 @@ def _resize(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.f
 
 
 def _neighbours(side: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the two pixels of a side between which every pixel of its new length lies, and how far along."""
+    """Return the two old pixels between which each new pixel of a side lies, and its position between them."""
     position = ((np.arange(new) + 0.5) * (side / new) - 0.5).clip(min=0.0)
     first = np.minimum(position.astype(np.int64), side - 1)
     return first, np.minimum(first + 1, side - 1), position - first

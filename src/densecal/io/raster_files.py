@@ -1,4 +1,4 @@
-"""GeoTIFF maps, written with the place in the world and the pixels without data of the map that they are made from."""
+"""GeoTIFF maps, written with the georeference and the pixels without data of the map that they are made from."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def write_raster(path: Path, values: NDArray[Any], void: NDArray[np.bool_] | Non
         path: The file.
         values: (H, W) or (K, H, W).
         void: (H, W), the pixels without data.
-        source: The map whose place, coordinate system, value without data and names of bands are kept.
+        source: The map whose position, coordinate system, nodata value and names of bands are kept.
         command: The command that writes it, by which it recognises its files.
     """
     from rasterio.errors import NotGeoreferencedWarning
     from rasterio.io import MemoryFile
 
-    with open_raster(source, sys.maxsize) as given:  # it was read before
+    with open_raster(source, sys.maxsize) as given:  # it has been read already
         place, names = given.place, given.names
     nodata = place.pop("nodata")
     if nodata is not None and (0 <= nodata <= 1 or np.isinf(values.dtype.type(nodata))):
-        nodata = np.nan  # a probability would be taken for it, or no float is that large
+        nodata = np.nan  # probabilities could equal it, or it exceeds the range of the type
     if nodata is None and void is not None:
         nodata = np.nan
     bands = values.reshape(-1, *values.shape[-2:])

@@ -16,15 +16,15 @@ _EXPECTED = (
 
 
 def count_raters(path: Path, max_pixels: int, options: MapOptions) -> int:
-    """Return how many raters a file of masks holds.
+    """Return the number of raters in a file of masks.
 
     Args:
         path: The file.
-        max_pixels: Refuse files with more pixels, those of all raters counted.
+        max_pixels: Refuse files with more pixels, counted over all raters.
         options: Whether arrays have their channels last.
 
     Raises:
-        InputError: It holds one.
+        InputError: It holds the mask of only one rater.
     """
     reader = find_reader(path)
     if reader is None:
@@ -37,7 +37,7 @@ def count_raters(path: Path, max_pixels: int, options: MapOptions) -> int:
 
 
 def raters_of(stored: LazyArray, name: str, options: MapOptions) -> int:
-    """Return how many raters an open file of masks holds.
+    """Return the number of raters in an open file of masks.
 
     Raises:
         InputError: The raters may be on another axis of an array.

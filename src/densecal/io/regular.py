@@ -30,7 +30,7 @@ def check_regular(path: Path, expected: str = "a regular file") -> None:
 
     Args:
         path: Where to look. Links are followed.
-        expected: What the error says should be there.
+        expected: What error messages say was expected.
 
     Raises:
         InputError: It is something else.

@@ -1,4 +1,4 @@
-"""What the labels in masks mean to an evaluation: classes in another order, a region of several labels, void."""
+"""The meaning of the labels in masks for an evaluation: classes in another order, a region of several labels, void."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Relabel:
 
     Attributes:
         table: The new label of each of the labels 0 to 255; -1 for labels that must not occur.
-        source: Whose labels they are, for errors.
+        source: The origin of the labels, for error messages.
     """
 
     table: tuple[int, ...]
@@ -27,7 +27,7 @@ class Relabel:
 
         Args:
             present: Labels in a mask.
-            name: What errors call the mask.
+            name: Name of the mask in error messages.
         """
         unknown = [label for label in present if self.table[label] == REFUSED]
         if unknown:

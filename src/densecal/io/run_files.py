@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NEWEST_CHECKPOINTS = ("last.new", "last", "previous")
-"""The first of these that exists is the newest. Only version 0.1 left a `last.new`, which is newer than `last`."""
+"""The first of these that exists is the newest checkpoint. Only version 0.1 left a `last.new`, newer than `last`."""
 CALIBRATOR_FILES = ("calibrator.json", "calibrator.safetensors")
 _OF_RUN = ("config.yaml", "log.jsonl", "alpha.csv", *CALIBRATOR_FILES)
 _OF_CHECKPOINT = ("model.safetensors", "method.safetensors", "optimizer.pt", "meta.json")

@@ -1,4 +1,4 @@
-"""A large map and its mask, read slab by slab: files that do not fit into memory, in formats that are read in parts."""
+"""A large map and its mask, read slab by slab: files larger than memory, in formats that can be read in parts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from densecal.io.readers.stored import StoredArray
 from densecal.io.readers.tiff import GreyTiff, TiffArray
 
 LARGE = 1 << 25
-"""Values of a map from which on it is read in slabs, where its format allows that."""
+"""Number of values from which a map is read in slabs, if its format allows that."""
 _SLAB = 1 << 22
 _WHOLE = (StoredArray, TiffArray, GreyTiff)
-"""Arrays that are read at once, whatever part is asked for."""
+"""Arrays that are always read as a whole, whichever part is requested."""
 
 Levels = NDArray[np.uint8]
 Void = NDArray[np.bool_] | None
@@ -34,7 +34,7 @@ Void = NDArray[np.bool_] | None
 
 @dataclass(frozen=True)
 class LargePair:
-    """A map and its mask that are open; they have the same shape and lie in the same place."""
+    """An open map and its open mask, which have the same shape and position."""
 
     pair: Pair
     classes: int | None
@@ -45,29 +45,29 @@ class LargePair:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes of space."""
+        """Lengths of the spatial axes."""
         return self.mask[1].shape
 
     @property
     def is_float(self) -> bool:
-        """Whether the map holds probabilities as floats, and not levels of 8 or 16 bits."""
+        """Whether the map holds probabilities as floats, and not 8- or 16-bit levels."""
         kind = self.prediction[0].dtype.newbyteorder("=")
         whole_range = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}.get(kind)
         return whole_range is None or self.options.max_value not in (None, whole_range)
 
     @property
     def has_place(self) -> bool:
-        """Whether the mask says where it lies."""
+        """Whether the mask's file says where its pixels lie."""
         return self.mask[0].geometry is not None
 
     def masks(self) -> Iterator[tuple[Levels, Void]]:
-        """Yield the levels or labels of every slab, and where there is no data."""
+        """Yield the levels or labels of every slab, and which pixels have no data."""
         array, axes = self.mask
         for rows in self._rows():
             yield checked_levels(axes.read(array, rows), axes.read_void(array, rows), str(self.pair.mask))
 
     def slabs(self) -> Iterator[tuple[Array, Levels, Void]]:
-        """Yield probabilities or levels, levels or labels of the mask, and where one of them has no data."""
+        """Yield probabilities or levels, levels or labels of the mask, and which pixels have no data in either."""
         array, axes = self.prediction
         several = self.classes not in (None, 1)
         for rows, (levels, void) in zip(self._rows(), self.masks(), strict=True):

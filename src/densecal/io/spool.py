@@ -1,4 +1,4 @@
-"""Decompressed content that is read in any order: in memory, or in a temporary file if it is long."""
+"""Decompressed content that can be read in any order: in memory, or in a temporary file if it is long."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import BinaryIO, Protocol, cast
 
 _IN_MEMORY = 1 << 26
-"""Content beyond these bytes goes to a temporary file."""
+"""Longer content goes to a temporary file."""
 _PIECE = 1 << 20
 
 
 class Readable(Protocol):
-    """What is decompressed."""
+    """A stream of decompressed content."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to ``size`` bytes; none at the end."""
@@ -22,7 +22,7 @@ class Readable(Protocol):
 
 @contextmanager
 def spooled(stream: Readable, size: int) -> Iterator[BinaryIO]:
-    """Copy at most ``size`` bytes of a stream to memory, or to a temporary file if they are many."""
+    """Copy at most ``size`` bytes of a stream to memory, or to a temporary file if there are many."""
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as copy:
         left = size
         while left and (piece := stream.read(min(left, _PIECE))):

@@ -10,7 +10,7 @@ VOLUME_SUFFIXES = (".nii", ".nii.gz", ".mha", ".mhd", ".nrrd", ".nhdr")
 CONTAINER_SUFFIXES = (".zarr", ".h5", ".hdf5", ".safetensors", ".pt")
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES, *VOLUME_SUFFIXES, *CONTAINER_SUFFIXES)
 FOLDER_SUFFIXES = (".zarr",)
-"""Suffixes of folders that are read as one file."""
+"""Suffixes of folders that are treated as one file."""
 
 _DOUBLE = (".nii.gz",)
 

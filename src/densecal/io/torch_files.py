@@ -1,8 +1,8 @@
-"""Files of `torch.save`, read without `torch.load`: plain containers of tensors, in memory that their own size bounds.
+"""Files of `torch.save`, read without `torch.load`: plain containers of tensors, in memory bounded by the file size.
 
 `torch.load(weights_only=True)` runs no code, but a file of 200 bytes can make it reserve any amount of memory: it calls
-`bytearray` and tensor types with the arguments in the file, inflates compressed members, and believes declared sizes.
-Here the few operations that containers of tensors need are done one by one, and everything else is refused.
+`bytearray` and tensor types with the arguments in the file, inflates compressed members, and trusts declared sizes.
+Here only the few operations that containers of tensors need are implemented, and everything else is refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 EXPECTED = "a file of torch.save that holds tensors in plain containers"
 MAX_PICKLE_BYTES = 1 << 24
-"""The part that describes the containers; a network of a thousand tensors takes 0.1 MB."""
+"""Largest description of the containers. That of a network of a thousand tensors takes 0.1 MB."""
 MAX_OPERATIONS = 1 << 20
-"""Steps of that description; a tensor takes some 25."""
+"""Most steps of that description. A tensor takes some 25."""
 
 _ZIP = b"PK\x03\x04"
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -44,7 +44,7 @@ _LITERALS = (
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 Storage = Callable[[str, int], "Tensor"]
-"""From the key of a storage and its number of bytes to these bytes."""
+"""Returns the bytes of a storage, given its key and their number."""
 
 
 def read_torch_file(path: Path) -> Any:
@@ -130,7 +130,7 @@ def _read_legacy(stream: BinaryIO, path: Path, size: int) -> Any:
         raise InputError(path, "a list of tensors that does not fit them", EXPECTED)
     stream.seek(head.tell())
     for key in keys:
-        # the number of elements comes first, and the storage has it already
+        # the number of elements comes first; it is known already
         count = stream.read(8)
         data = stream.read(len(storages[key])) if len(count) == 8 else b""
         if len(data) != len(storages[key]):
@@ -149,7 +149,7 @@ class _Unpickler:
 
     Args:
         stream: The pickle, or several.
-        path: What errors call the file.
+        path: Name of the file in error messages.
         storage: Returns the bytes of a storage.
     """
 
@@ -211,7 +211,7 @@ class _Unpickler:
             raise InputError(self._path, f"a pickle with the operation {name}", EXPECTED)
 
     def _fill(self, name: str) -> None:
-        """Do what an operation does with all values after the last mark."""
+        """Run an operation that takes all values after the last mark."""
         values = self._stack
         self._stack = self._marks.pop()
         if name == "TUPLE":
@@ -230,7 +230,7 @@ class _Unpickler:
         """Return the numbers of a storage, flat."""
         import torch
 
-        # the older format has a sixth entry, for storages that are parts of others; torch.save leaves it empty
+        # the older format has a sixth entry for storages that are parts of others; torch.save leaves it empty
         kind, storage_type, key, _, count, *view = identity
         dtype_name = _DTYPES.get(str(storage_type).rsplit(".", 1)[-1])
         if kind != "storage" or dtype_name is None or not isinstance(storage_type, _Name) or any(view):

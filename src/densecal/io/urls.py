@@ -1,7 +1,7 @@
-"""Paths that are URLs: `s3://bucket/maps` and the like, read and written through fsspec.
+"""Paths that are URLs, such as `s3://bucket/maps`, read and written through fsspec.
 
 `Path("s3://bucket/maps")` holds `s3:/bucket/maps`. Joining, names, stems and suffixes work on such a path as they are,
-and `url` restores the URL. Whatever touches files goes through the functions here, for local paths too.
+and `url` restores the URL. All access to files goes through the functions here, for local paths too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 SMALL_BYTES = 1 << 22
 """Remote files below this size are read in one request, and many of them at once."""
 _AT_ONCE = 32
-"""Items whose files are fetched at once: at most 256 MB for pairs of the largest small files."""
+"""Number of items whose files are fetched at once: at most 256 MB for pairs of the largest small files."""
 _CONNECTIONS = 64
-"""Connections to S3 at a time; its client would open ten."""
+"""Simultaneous connections to S3; its client would open ten."""
 _ATTEMPTS = 4
-"""How often a request is made that the store refuses or drops, besides the retries of its own client."""
+"""Number of times a request that the store refuses or drops is made, besides the retries of the store's client."""
 _PAUSE_SECONDS = 0.1
 _fetched: dict[str, bytes] = {}
 
@@ -46,17 +46,17 @@ def url(path: Path) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """Do what ``Path.is_dir`` does."""
+    """Return whether a path, local or remote, is a folder."""
     return _call("isdir", path) if is_remote(path) else path.is_dir()
 
 
 def is_file(path: Path) -> bool:
-    """Do what ``Path.is_file`` does."""
+    """Return whether a path, local or remote, is a file."""
     return _call("isfile", path) if is_remote(path) else path.is_file()
 
 
 def exists(path: Path) -> bool:
-    """Do what ``Path.exists`` does."""
+    """Return whether a path, local or remote, exists."""
     return _call("exists", path) if is_remote(path) else path.exists()
 
 
@@ -86,9 +86,9 @@ def open_bytes(path: Path) -> BinaryIO:
 
 @contextmanager
 def fetched(paths: Iterable[Path]) -> Iterator[None]:
-    """Read remote files at once, so that opening them inside costs no round trip each.
+    """Read remote files in one go, so that opening them inside the block needs no round trip for each.
 
-    Files of more than ``SMALL_BYTES`` are left to whoever opens them, and so are those that cannot be read.
+    Files of more than ``SMALL_BYTES``, and those that cannot be read, are left to the caller that opens them.
 
     Args:
         paths: Files that will be opened; local ones are left alone.
@@ -98,7 +98,7 @@ def fetched(paths: Iterable[Path]) -> Iterator[None]:
     try:
         for scheme in {path.parts[0] for path in remote}:
             group = [path for path in remote if path.parts[0] == scheme]
-            with suppress(Exception):  # opening the file says what is wrong
+            with suppress(Exception):  # opening the file will report the error
                 system = _system(group[0])[0]
                 ends = [SMALL_BYTES] * len(group)
                 inside = [system._strip_protocol(url(path)) for path in group]
@@ -113,12 +113,12 @@ def fetched(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def fetch_ahead(items: Sequence[T], files: Callable[[T], Iterable[Path]], at_once: int = _AT_ONCE) -> Iterator[T]:
-    """Yield items whose remote files are fetched, many items at a time.
+    """Yield items after their remote files have been fetched, many items at a time.
 
     Args:
         items: What to yield.
         files: Returns the files of an item.
-        at_once: Items whose files are fetched at once.
+        at_once: Number of items whose files are fetched at once.
     """
     for first in range(0, len(items), at_once):
         group = items[first : first + at_once]
@@ -143,11 +143,11 @@ def _open_remote(path: Path) -> BinaryIO:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Create or replace a remote file in one operation."""
-    _call("pipe_file", path, data)  # its second argument has a name of its own in every store
+    _call("pipe_file", path, data)  # the name of the second argument differs from store to store
 
 
 def version(path: Path) -> str:
-    """Return text that changes when a file does: size and time, or what its store keeps instead, such as an ETag."""
+    """Return text that changes when a file does: size and time, or what its store offers instead, such as an ETag."""
     if not is_remote(path):
         status = path.stat()
         return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}"
@@ -162,13 +162,13 @@ def _call(name: str, path: Path, *values: Any, **options: Any) -> Any:
         try:
             system, remote_path = _system(path)
             return getattr(system, name)(remote_path, *values, **options)
-        except ImportError as error:  # fsspec says which package brings the protocol
+        except ImportError as error:  # fsspec names the package for the protocol
             raise InputError(url(path), str(error), "pip install 'densecal[remote]' for s3:// and gs://") from None
         except ValueError as error:
             raise InputError(url(path), str(error), "a URL that fsspec knows") from None
         except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError):
             raise
-        except Exception as error:  # store clients raise errors of their own classes
+        except Exception as error:  # the clients of stores raise errors of their own classes
             if "Credentials" in type(error).__name__:
                 expected = "credentials, where the client of the store looks for them (environment variables, files)"
                 raise InputError(url(path), f"{type(error).__name__}: {error}", expected) from None

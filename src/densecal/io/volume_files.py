@@ -24,18 +24,18 @@ from densecal.io.urls import open_bytes
 _KINDS = {".nii": "nii", ".nii.gz": "nii.gz", ".mha": "mha", ".mhd": "mha", ".nrrd": "nrrd", ".nhdr": "nrrd"}
 _TO_LPS = np.array([-1.0, -1.0, 1.0])
 _COMPRESSION = 4
-"""Level of gzip: higher ones take several times as long for a few per cent."""
+"""Compression level of gzip. Higher levels take several times as long to save a few per cent."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """A volume as a network sees it.
+    """A volume as the input of a network.
 
     Attributes:
         values: (channels, D, H, W), finite; (channels, Z, Y, X) where the format says its axes.
-        geometry: Where the voxels lie, if the format says it.
+        geometry: Where the voxels lie, if the format specifies it.
     """
 
     values: NDArray[np.float32]
@@ -46,7 +46,7 @@ def read_volume(path: Path, max_voxels: int) -> Volume:
     """Read a volume, (D, H, W) or (channels, D, H, W) where the format does not say its axes.
 
     Raises:
-        InputError: It is no volume, too large, or has values that are not finite.
+        InputError: It is not a volume, is too large, or has values that are not finite.
     """
     reader = find_reader(path)
     if reader is None:
@@ -66,12 +66,12 @@ def read_volume(path: Path, max_voxels: int) -> Volume:
 
 
 def volume_kind(source: Path) -> str | None:
-    """Return the format in which a map made from a file is written, ``None`` for files that are no volumes."""
+    """Return the format in which a map made from a file is written; ``None`` for files that are not volumes."""
     return _KINDS.get(suffix_of(source))
 
 
 def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
-    """Write a map of the same grid as the file that it was made from, in the same format.
+    """Write a map with the grid, and in the format, of the file that it was made from.
 
     Args:
         stem: The file without its suffix; may contain dots.
@@ -88,10 +88,10 @@ def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
     else:
         reader = find_reader(source)
         assert reader is not None
-        with reader(source, None, sys.maxsize) as stored:  # the source was read before
+        with reader(source, None, sys.maxsize) as stored:  # the source has been read already
             geometry = stored.geometry
         _check_place(geometry, source)
-        if values.ndim == 4:  # classes change first
+        if values.ndim == 4:  # classes vary fastest
             plain = np.ascontiguousarray(np.moveaxis(plain, 0, -1))
         header = _metaimage_header if kind == "mha" else _nrrd_header
         content = header(plain, values.ndim == 4, geometry, command)
@@ -109,7 +109,7 @@ def write_volume(stem: Path, values: Array, source: Path, command: str) -> None:
 
 
 def _nifti_header(values: Array, source: Path, command: str) -> bytes:
-    """Return the header of a NIfTI file: that of the source, for other values."""
+    """Return the header of a NIfTI file: that of the source, adapted to other values."""
     with open_bytes(source) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
@@ -127,13 +127,13 @@ def _nifti_header(values: Array, source: Path, command: str) -> bytes:
 
 
 def _check_place(geometry: Geometry | None, source: Path) -> None:
-    """Refuse a geometry that no header can repeat."""
+    """Refuse a geometry that no header can express."""
     if geometry is None:
         return
     lengths = np.array(geometry.spacing)
     finite = np.isfinite(lengths).all() and np.isfinite(geometry.origin).all()
     if geometry.steps.shape != (3, 3) or not finite or not lengths.all():
-        raise InputError(source, "voxels without a place in the world", "three steps with a length, and an origin")
+        raise InputError(source, "voxels without a place in the world", "three steps of non-zero length, and an origin")
 
 
 def _lps(geometry: Geometry) -> tuple[Array, Array]:

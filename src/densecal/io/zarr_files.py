@@ -16,7 +16,7 @@ from densecal.io.outputs import software
 from densecal.io.readers.zarr_metadata import is_group, read_metadata
 
 _SIDES = {2: 512, 3: 64}
-"""Of a chunk, by axes of space."""
+"""Shape of a chunk, by number of spatial axes."""
 
 Json = dict[str, Any]
 
@@ -27,7 +27,7 @@ def write_zarr(folder: Path, values: NDArray[Any], space: int, source: Path, com
     Args:
         folder: The folder that is the array or the image.
         values: (space) or (K, space).
-        space: Axes of space.
+        space: Number of spatial axes.
         source: The map whose axes and scale are kept.
         command: The command that writes it, by which it recognises its files.
     """
@@ -44,7 +44,7 @@ def write_zarr(folder: Path, values: NDArray[Any], space: int, source: Path, com
 
 
 def _image(given: Json, several: bool, space: int) -> Json:
-    """Return what OME-Zarr says of an image: that of another, without axes of time, classes first."""
+    """Return the OME-Zarr metadata of an image: those of the source without the time axis, classes first."""
     axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in given.get("axes", [])]
     of_space = [position for position, axis in enumerate(axes) if axis.get("type", "space") == "space"][-space:]
     channel = next(({**axis} for axis in axes if axis.get("type") == "channel"), {"name": "c", "type": "channel"})
@@ -59,7 +59,7 @@ def _image(given: Json, several: bool, space: int) -> Json:
 
 
 def _write_array(folder: Path, values: NDArray[Any], space: int, attributes: Json) -> None:
-    """Write chunks, and what they are when all are there."""
+    """Write the chunks, and the metadata once all chunks are written."""
     sides = tuple(min(_SIDES[space], length) for length in values.shape[-space:])
     chunk = (1,) * (values.ndim - space) + sides
     for position in np.ndindex(*(-(-length // side) for length, side in zip(values.shape, chunk, strict=True))):

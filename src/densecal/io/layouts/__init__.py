@@ -1,1 +1,1 @@
-"""The folders of other tools: which files belong together, and how they are read. One file per tool."""
+"""The folder layouts of other tools: which files belong together, and how they are read. One file per tool."""

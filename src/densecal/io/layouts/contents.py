@@ -1,4 +1,4 @@
-"""What layouts look at in the first file of a folder: names of arrays, shape, and what the values can mean."""
+"""What layouts examine in the first file of a folder: names of arrays, shape, possible meaning of the values."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def class_axis_length(path: Path, options: MapOptions) -> int:
     return kept[0]
 
 
-def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> tuple[MapOptions, str]:
-    """Return the options that say what the values of a file mean, if only one meaning is possible, and that meaning.
+def with_meaning(path: Path, options: MapOptions, classes: int, alternative: str) -> tuple[MapOptions, str]:
+    """Return options that specify the meaning of a file's values, and that meaning, if only one is possible.
 
     Args:
         path: The first file of the folder.
-        options: Those given, which are not doubted.
+        options: The given options, which are not questioned.
         classes: K.
-        doubt: What else values of 0 or more may be.
+        alternative: What values of 0 or more may be besides logits, for the error message.
 
     Raises:
         InputError: Two meanings are possible.
@@ -101,19 +101,19 @@ def with_meaning(path: Path, options: MapOptions, classes: int, doubt: str) -> t
         return replace(options, logits=True), "logits"
     if highest <= 1.0 + 1e-6 and (classes == 1 or options.multilabel or miss <= SUM_TOLERANCE):
         return options, "probabilities"
-    raise InputError(path, "scores without a negative value", f"--logits if they are logits, {doubt}")
+    raise InputError(path, "scores without a negative value", f"--logits if they are logits, {alternative}")
 
 
 def _extremes(stored: LazyArray, axis: int) -> tuple[float, float, float]:
-    """Return the lowest and the highest value, and by how much sums along an axis miss 1 at most; read in chunks."""
+    """Return the lowest and the highest value, and the largest distance of sums along an axis from 1."""
     along = next((other for other, length in enumerate(stored.shape) if other != axis and length > 1), int(axis == 0))
     others = (*stored.shape[:along], *stored.shape[along + 1 :])
-    found = []
+    extremes = []
     for chunk in row_chunks((stored.shape[along], *others)):
         values = stored.read((slice(None),) * along + (chunk,))
         miss = np.abs(values.sum(axis=axis, dtype=np.float64) - 1.0).max()
-        found.append((float(values.min()), float(values.max()), float(miss)))
-    lowest, highest, misses = np.array(found).T
+        extremes.append((float(values.min()), float(values.max()), float(miss)))
+    lowest, highest, misses = np.array(extremes).T
     return float(lowest.min()), float(highest.max()), float(misses.max())
 
 

@@ -1,4 +1,4 @@
-"""nnU-Net: CASE.npz with `probabilities` (C, Z, Y, X), labels CASE.nii.gz, and dataset.json, which says what they mean.
+"""nnU-Net: CASE.npz with `probabilities` (C, Z, Y, X), labels CASE.nii.gz, and dataset.json, which describes them.
 
 Version 1 calls the array `softmax`. The CASE.pkl beside it is never opened.
 """
@@ -14,25 +14,25 @@ from typing import Any
 from densecal.errors import InputError
 from densecal.io.documents import read_json
 from densecal.io.layouts.contents import array_names, by_stem, choose_key
-from densecal.io.layouts.protocol import Folders, Found, Layout, Region
+from densecal.io.layouts.protocol import Folders, Layout, Match, Region
 from densecal.io.masks import VOID
 from densecal.io.relabel import Relabel, relabel
 from densecal.io.urls import exists
 
 _KEYS = ("probabilities", "softmax")
 _DESCRIPTION = "dataset.json"
-_TURNED = "NibabelIOWithReorient"
+_REORIENTED = "NibabelIOWithReorient"
 _NUMBER = re.compile("[0-9]{1,3}")
 _EXPECTED = "names of classes with their labels, as nnU-Net's dataset.json has"
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """What dataset.json says of labels.
+    """The labels that dataset.json describes.
 
     Attributes:
         path: The file.
-        groups: Labels of every class or region by its name, background first where it has a channel.
+        groups: Labels of every class or region, by name; background first if it has a channel.
         ignore: The label of void pixels.
         regions: Whether the groups are regions, which may overlap.
     """
@@ -44,58 +44,58 @@ class _Labels:
 
     @property
     def known(self) -> set[int]:
-        """All labels but that of void pixels."""
+        """All labels except that of void pixels."""
         return {0}.union(*self.groups.values())
 
 
-def _find(given: Folders) -> Found | None:
-    archives = by_stem(given.predictions, (".npz",))
+def _find(folders: Folders) -> Match | None:
+    archives = by_stem(folders.predictions, (".npz",))
     if not archives:
-        _refuse_labels_alone(given)
+        _refuse_labels_alone(folders)
         return None
     first = next(iter(archives.values()))
-    key = given.options.key or choose_key(array_names(first), _KEYS)
-    if key is None or (given.options.key is not None and not given.forced):
+    key = folders.options.key or choose_key(array_names(first), _KEYS)
+    if key is None or (folders.options.key is not None and not folders.forced):
         return None
-    labels = _read_labels(given)
+    labels = _read_labels(folders)
     if labels is None:
-        if given.forced or (first.with_suffix(".pkl")).exists():
-            where = f"beside the maps or in the folder above {given.masks or 'the labels'}"
+        if folders.forced or (first.with_suffix(".pkl")).exists():
+            where = f"beside the maps or in the folder above {folders.masks or 'the labels'}"
             expected = f"nnU-Net's dataset.json {where}, or --format plain with --key {key} --classes K"
-            raise InputError(given.predictions, f"{key} without {_DESCRIPTION}", expected)
+            raise InputError(folders.predictions, f"{key} without {_DESCRIPTION}", expected)
         return None
-    _refuse_turned(given.predictions)
-    options = replace(given.options, key=key, axes=given.options.axes or "zyx")
+    _refuse_reoriented(folders.predictions)
+    options = replace(folders.options, key=key, axes=folders.options.axes or "zyx")
     count = f"{len(archives)} case" + "s" * (len(archives) != 1)
-    found = Found(
+    match = Match(
         "", options, maps={stem: (path,) for stem, path in archives.items()},
-        subset=_is_validation_of_a_fold(given.predictions), knows_labels=True,
-        reads=(*_descriptions(given), *_plans(given.predictions)),
+        subset=_is_validation_of_a_fold(folders.predictions), knows_labels=True,
+        reads=(*_descriptions(folders), *_plans(folders.predictions)),
     )  # fmt: skip
     names = tuple(labels.groups)
     void = "" if labels.ignore is None else f", label {labels.ignore} is void"
-    said = f"{count}, {len(names)} {'regions' if labels.regions else 'classes'} ({', '.join(names)}){void}"
+    note = f"{count}, {len(names)} {'regions' if labels.regions else 'classes'} ({', '.join(names)}){void}"
     if labels.regions:
         regions = tuple(Region(name, _region(labels, name)) for name in names)
         ignore = None if labels.ignore is None else VOID
-        return replace(found, said=said, regions=regions, ignore_index=ignore)
-    return replace(found, said=said, classes=len(names), class_names=names, ignore_index=labels.ignore)
+        return replace(match, note=note, regions=regions, ignore_index=ignore)
+    return replace(match, note=note, classes=len(names), class_names=names, ignore_index=labels.ignore)
 
 
-def _refuse_labels_alone(given: Folders) -> None:
-    """Say what is missing from a folder into which nnU-Net wrote labels alone."""
-    if given.forced or exists(given.predictions / "predict_from_raw_data_args.json"):
+def _refuse_labels_alone(folders: Folders) -> None:
+    """Refuse a folder into which nnU-Net wrote only labels, and say what is missing."""
+    if folders.forced or exists(folders.predictions / "predict_from_raw_data_args.json"):
         expected = "CASE.npz, which nnUNetv2_predict writes with --save_probabilities"
-        raise InputError(given.predictions, "no probabilities of nnU-Net", expected)
+        raise InputError(folders.predictions, "no probabilities of nnU-Net", expected)
 
 
-def _refuse_turned(folder: Path) -> None:
-    """Refuse volumes that nnU-Net turned before it predicted: their arrays lie in other directions than the labels."""
+def _refuse_reoriented(folder: Path) -> None:
+    """Refuse volumes that nnU-Net reoriented before prediction: their arrays have other axes than the labels."""
     for path in _plans(folder):
         plans = read_json(path, "nnU-Net's plans")
-        if isinstance(plans, dict) and plans.get("image_reader_writer") == _TURNED:
-            expected = "SimpleITKIO or NibabelIO, whose probabilities lie as the labels do"
-            raise InputError(f"{path}: image_reader_writer", _TURNED, expected)
+        if isinstance(plans, dict) and plans.get("image_reader_writer") == _REORIENTED:
+            expected = "SimpleITKIO or NibabelIO, whose probabilities have the axes of the labels"
+            raise InputError(f"{path}: image_reader_writer", _REORIENTED, expected)
 
 
 def _plans(folder: Path) -> list[Path]:
@@ -105,38 +105,39 @@ def _plans(folder: Path) -> list[Path]:
 
 
 def _is_validation_of_a_fold(folder: Path) -> bool:
-    """Return whether these are the cases that a fold held out, of all that have labels."""
+    """Return whether these are the cases that a fold held out, a subset of those with labels."""
     resolved = folder.resolve()
     return resolved.name == "validation" and resolved.parent.name.startswith("fold_")
 
 
-def _read_labels(given: Folders) -> _Labels | None:
-    """Return what the nearest dataset.json says, which no other one must contradict."""
-    found = [_parse(read_json(path, "nnU-Net's dataset.json"), path) for path in _descriptions(given)]
-    for other in found[1:]:
-        if (other.groups, other.ignore) != (found[0].groups, found[0].ignore):
-            raise InputError(other.path, "other labels", f"those of {found[0].path}, because both describe the maps")
-    return found[0] if found else None
+def _read_labels(folders: Folders) -> _Labels | None:
+    """Return the labels of the nearest dataset.json, which no other one may contradict."""
+    descriptions = [_parse(read_json(path, "nnU-Net's dataset.json"), path) for path in _descriptions(folders)]
+    for other in descriptions[1:]:
+        first = descriptions[0]
+        if (other.groups, other.ignore) != (first.groups, first.ignore):
+            raise InputError(other.path, "other labels", f"those of {first.path}, because both describe the maps")
+    return descriptions[0] if descriptions else None
 
 
-def _descriptions(given: Folders) -> Iterator[Path]:
+def _descriptions(folders: Folders) -> Iterator[Path]:
     """Yield dataset.json beside the maps, in the folder of the trained model above them, and above the labels."""
-    folders = [given.predictions.resolve()]
-    if _is_validation_of_a_fold(given.predictions):
-        folders.append(folders[0].parent.parent)
-    if given.masks is not None:
-        folders += [given.masks.resolve(), given.masks.resolve().parent]
-    yield from (path for folder in dict.fromkeys(folders) if exists(path := folder / _DESCRIPTION))
+    parents = [folders.predictions.resolve()]
+    if _is_validation_of_a_fold(folders.predictions):
+        parents.append(parents[0].parent.parent)
+    if folders.masks is not None:
+        parents += [folders.masks.resolve(), folders.masks.resolve().parent]
+    yield from (path for folder in dict.fromkeys(parents) if exists(path := folder / _DESCRIPTION))
 
 
 def _parse(content: Any, path: Path) -> _Labels:
-    given = content.get("labels") if isinstance(content, dict) else None
+    labels_by_name = content.get("labels") if isinstance(content, dict) else None
     where = f"{path}: labels"
-    if not isinstance(given, dict) or not given:
+    if not isinstance(labels_by_name, dict) or not labels_by_name:
         raise InputError(where, "no labels", _EXPECTED)
-    if all(_NUMBER.fullmatch(key) for key in given):  # version 1: {"0": "background"}
-        given = {str(name): int(label) for label, name in given.items()}
-    groups = {str(name): _as_labels(labels, f"{where}.{name}") for name, labels in given.items()}
+    if all(_NUMBER.fullmatch(key) for key in labels_by_name):  # version 1: {"0": "background"}
+        labels_by_name = {str(name): int(label) for label, name in labels_by_name.items()}
+    groups = {str(name): _as_labels(labels, f"{where}.{name}") for name, labels in labels_by_name.items()}
     ignore = groups.pop("ignore", None)
     if ignore is not None and len(ignore) != 1:
         raise InputError(f"{where}.ignore", f"{len(ignore)} labels", "one label")
@@ -151,10 +152,10 @@ def _parse(content: Any, path: Path) -> _Labels:
 
 
 def _as_labels(labels: Any, where: str) -> tuple[int, ...]:
-    listed = labels if isinstance(labels, list) else [labels]
-    if not listed or not all(type(label) is int and 0 <= label <= VOID for label in listed):
+    values = labels if isinstance(labels, list) else [labels]
+    if not values or not all(type(label) is int and 0 <= label <= VOID for label in values):
         raise InputError(where, repr(labels)[:60], f"a label from 0 to {VOID}, or a list of them")
-    return tuple(dict.fromkeys(listed))
+    return tuple(dict.fromkeys(values))
 
 
 def _region(labels: _Labels, name: str) -> Relabel:

@@ -1,4 +1,4 @@
-"""What a layout is: it looks at two folders, and says which files belong together and how they are read."""
+"""The protocol of layouts: each examines two folders, and tells which files belong together and how they are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from densecal.io.relabel import Relabel
 
 @dataclass(frozen=True)
 class Folders:
-    """What a command was given.
+    """The folders and options that a command was given.
 
     Attributes:
         predictions: Folder of maps.
         masks: Masks; ``None`` where a command needs none.
-        options: How maps are stored, as far as it was said.
-        classes: K, if it was said.
-        ignore_index: Label of void pixels, if it was said.
-        forced: Whether the layout was named, so that it may look less closely.
+        options: How maps are stored, as far as it was given.
+        classes: K, if given.
+        ignore_index: Label of void pixels, if given.
+        forced: Whether the user named the layout, so that it may be less strict.
     """
 
     predictions: Path
@@ -34,10 +34,10 @@ class Folders:
 
 @dataclass(frozen=True)
 class Region:
-    """What one of several sigmoids per pixel stands for.
+    """The region that one of several sigmoids per pixel stands for.
 
     Attributes:
-        name: Of the region.
+        name: Name of the region.
         relabel: Turns labels into 0 and 1; ``None`` where masks have a channel per region.
     """
 
@@ -46,25 +46,25 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a layout found.
+class Match:
+    """The files that a layout recognised, and how they are read.
 
     Attributes:
-        said: What the user is told, after the name of the tool.
-        options: Those given, completed.
-        maps: Files of the map of every image, by its name; ``None`` where the layout does not say it.
-        masks: Mask of every image; ``None`` where the layout does not say it.
-        name_of: From the stem of a map to the name of its image, where ``maps`` is ``None``.
+        note: A line for the user, which follows the name of the tool.
+        options: The given options, completed.
+        maps: Files of the map of every image, by its name; ``None`` where the layout does not determine them.
+        masks: Mask of every image; ``None`` where the layout does not determine them.
+        name_of: Returns the name of an image, given the stem of its map, where ``maps`` is ``None``.
         classes: K, if it is known.
         ignore_index: Label of void pixels, if it is known.
         class_names: Names of the classes, if they are known.
-        regions: What the sigmoids of multi-label maps stand for; empty for other maps.
-        subset: Whether masks without a map are as they should be.
-        knows_labels: Whether a layout of maps also says what the labels in masks mean.
-        reads: Files that were read for that.
+        regions: Regions of multi-label maps; empty for other maps.
+        subset: Whether masks without a map are allowed.
+        knows_labels: Whether a layout of maps also determines the meaning of the labels in masks.
+        reads: Files that the layout read.
     """
 
-    said: str
+    note: str
     options: MapOptions
     maps: Mapping[str, tuple[Path, ...]] | None = None
     masks: Mapping[str, Path] | None = None
@@ -80,18 +80,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tool lays out its files.
+    """The way in which a tool lays out its files.
 
     Attributes:
-        name: For ``--format``.
-        title: What the user calls the tool.
-        side: Whether it knows maps or masks; one of each may be found.
-        expected: What its folders hold, for the error when ``--format`` names it and they do not.
-        find: Looks at the folders; ``None`` where they are not laid out so.
+        name: Its name for ``--format``.
+        title: Name of the tool in messages.
+        side: Whether it recognises maps or masks. One layout of each may match.
+        expected: Content of its folders, for the error when ``--format`` names it and they hold something else.
+        find: Examines the folders; returns ``None`` where they do not have this layout.
     """
 
     name: str
     title: str
     side: Literal["maps", "masks"]
     expected: str
-    find: Callable[[Folders], Found | None]
+    find: Callable[[Folders], Match | None]

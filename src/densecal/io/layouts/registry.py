@@ -1,4 +1,4 @@
-"""Which layouts there are, and which of them two folders have: found, or named by `--format`."""
+"""All layouts, and the choice of those that two folders have: recognised, or named by `--format`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from densecal.errors import InputError
 from densecal.io.layouts.label_pngs import ADE20K, COCO_STUFF, VOC
 from densecal.io.layouts.monai import MONAI
 from densecal.io.layouts.nnunet import NNUNET
-from densecal.io.layouts.protocol import Folders, Found, Layout
+from densecal.io.layouts.protocol import Folders, Layout, Match
 from densecal.io.layouts.rasters import CLASS_FILES, TERRATORCH
 from densecal.io.layouts.road_scenes import CITYSCAPES
 from densecal.io.layouts.scores import MMSEG, TRANSFORMERS
@@ -20,33 +20,33 @@ AUTO, PLAIN = "auto", "plain"
 
 
 def layout_names() -> list[str]:
-    """List what `--format` may name."""
+    """List the values of `--format`."""
     return [AUTO, PLAIN, *(layout.name for layout in LAYOUTS)]
 
 
-def find_layouts(given: Folders) -> list[Found]:
-    """Return what layouts find: nothing for plain folders, or one for the maps and one for the masks at most.
+def find_layouts(folders: Folders) -> list[Match]:
+    """Return the matching layouts: none for plain folders, else at most one for the maps and one for the masks.
 
     Raises:
-        InputError: Two layouts of a side fit, or one that was named does not.
+        InputError: Two layouts of one side match, or one that was named does not.
     """
-    if given.options.layout == PLAIN:
+    if folders.options.layout == PLAIN:
         return []
-    named = _named(given.options.layout)
-    results: list[Found] = []
+    named = _named(folders.options.layout)
+    results: list[Match] = []
     for side in ("maps", "masks"):
-        if any(found.knows_labels for found in results):
+        if any(match.knows_labels for match in results):
             break
-        found = _find_one([layout for layout in LAYOUTS if layout.side == side], named, given)
-        if found is not None:
-            results.append(found)
-            classes = given.classes if found.classes is None else found.classes
-            given = replace(given, options=found.options, classes=classes)
+        match = _find_one([layout for layout in LAYOUTS if layout.side == side], named, folders)
+        if match is not None:
+            results.append(match)
+            classes = folders.classes if match.classes is None else match.classes
+            folders = replace(folders, options=match.options, classes=classes)
     return results
 
 
 def _named(text: str) -> tuple[str, ...]:
-    """Return the layouts that `--format` names; none for auto."""
+    """Return the layouts that `--format` names, none for auto."""
     names = tuple(name.strip() for name in text.split(","))
     known = layout_names()
     if names == (AUTO,):
@@ -61,27 +61,27 @@ def _named(text: str) -> tuple[str, ...]:
     return names
 
 
-def _find_one(layouts: list[Layout], named: tuple[str, ...], given: Folders) -> Found | None:
+def _find_one(layouts: list[Layout], named: tuple[str, ...], folders: Folders) -> Match | None:
     forced = next((layout for layout in layouts if layout.name in named), None)
-    if forced is not None and forced.side == "masks" and given.masks is None:
+    if forced is not None and forced.side == "masks" and folders.masks is None:
         return None  # there are no masks to lay out
     if forced is not None:
-        found = forced.find(replace(given, forced=True))
-        if found is None:
-            where = given.predictions if forced.side == "maps" else given.masks or given.predictions
+        match = forced.find(replace(folders, forced=True))
+        if match is None:
+            where = folders.predictions if forced.side == "maps" else folders.masks or folders.predictions
             raise InputError(where, f"no files of {forced.title}", forced.expected)
-        return _titled(forced, found, given)
-    fitting = [(layout, found) for layout in layouts if (found := layout.find(given)) is not None]
+        return _titled(forced, match, folders)
+    fitting = [(layout, match) for layout in layouts if (match := layout.find(folders)) is not None]
     if len(fitting) > 1:
         titles = " and ".join(layout.title for layout, _ in fitting)
         options = " or ".join(f"--format {layout.name}" for layout, _ in fitting)
-        raise InputError(given.predictions, f"files that may be those of {titles}", options)
-    return _titled(*fitting[0], given) if fitting else None
+        raise InputError(folders.predictions, f"files that may be those of {titles}", options)
+    return _titled(*fitting[0], folders) if fitting else None
 
 
-def _titled(layout: Layout, found: Found, given: Folders) -> Found:
-    """Return what was found with the name of the tool; what the user said of classes must agree with it."""
-    if given.classes is not None and found.classes is not None and given.classes != found.classes:
-        expected = f"{found.classes}, as {layout.title} has, or --format plain"
-        raise InputError("--classes", str(given.classes), expected)
-    return replace(found, said=f"{layout.title}: {found.said}")
+def _titled(layout: Layout, match: Match, folders: Folders) -> Match:
+    """Return a match with the name of the tool in its note; refuse a number of classes that disagrees with it."""
+    if folders.classes is not None and match.classes is not None and folders.classes != match.classes:
+        expected = f"{match.classes}, as {layout.title} has, or --format plain"
+        raise InputError("--classes", str(folders.classes), expected)
+    return replace(match, note=f"{layout.title}: {match.note}")

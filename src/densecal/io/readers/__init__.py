@@ -1,1 +1,1 @@
-"""Readers of array formats: a file per format, behind one small protocol."""
+"""Readers of array formats: one file per format, behind one small protocol."""

@@ -1,4 +1,4 @@
-"""`.npy` and `.npz` files as lazy arrays; such files do not say which axis is which."""
+"""`.npy` and `.npz` files as lazy arrays. Such files do not specify the meaning of their axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from densecal.io.readers.stored import FileArray
 
 
 class _Transposed:
-    """An array whose first axis is the first to change in the file."""
+    """An array whose first axis varies fastest in the file."""
 
     channels: None = None
     geometry: None = None
@@ -32,7 +32,7 @@ class _Transposed:
         return self._stored.read(whole[::-1]).T
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @contextmanager

@@ -38,7 +38,7 @@ class Raster:
 
     @property
     def geometry(self) -> Geometry | None:
-        """Transformation and coordinate reference system, where the file has them."""
+        """Transformation and coordinate reference system, if the file has them."""
         transform, system = self._dataset.transform, self._dataset.crs
         if transform.is_identity and system is None:
             return None
@@ -48,7 +48,7 @@ class Raster:
 
     @property
     def place(self) -> dict[str, Any]:
-        """What puts another file there, in the words of rasterio."""
+        """The profile with which rasterio gives another file the same position."""
         points, system = self._dataset.gcps
         nodata, transform = self._dataset.nodata, self._dataset.transform
         if points:
@@ -92,7 +92,7 @@ def open_raster(path: Path, max_values: int) -> Iterator[Raster]:
         raise missing_extra(name, "rasterio", "geo") from None
     options = {"GDAL_CACHEMAX": _CACHE_MEGABYTES, "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
     with rasterio.Env(**options), warnings.catch_warnings():
-        # a file that says no more than which pixels have no data is no mistake
+        # a file that specifies only which pixels have no data is valid
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         if is_remote(path):
             with (
@@ -107,7 +107,7 @@ def open_raster(path: Path, max_values: int) -> Iterator[Raster]:
 
 def _checked(dataset: Any, name: str, max_values: int) -> Raster:
     if len(set(dataset.dtypes)) > 1:
-        raise InputError(name, "bands of several types", "bands that are alike")
+        raise InputError(name, "bands of several types", "bands of one type")
     raster = Raster(dataset, name)
     check_numbers(raster.dtype, name)
     check_size(raster.shape, name, max_values)

@@ -1,4 +1,4 @@
-"""Arrays of HDF5 files as lazy arrays; such files do not say which axis is which."""
+"""Arrays of HDF5 files as lazy arrays. Such files do not specify the meaning of their axes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete HDF5 file"
 _DEFLATE, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
-"""Filters of HDF5 that are read."""
+"""HDF5 filters that are supported."""
 _MORE = 1 << 16
-"""Bytes by which a stored chunk, or one that becomes too long, may be longer than it says."""
+"""Bytes by which a stored or decompressed chunk may exceed its declared length."""
 _INFLATION = 1032
-"""Deflate makes data at most this much smaller."""
+"""The highest compression ratio of deflate."""
 _MAX_INFLATED = 1 << 26
-"""Chunks that could not inflate to more than this are decoded without a check."""
+"""Chunks that cannot inflate beyond this are decoded without a check."""
 
 
 class _Dataset:
@@ -46,7 +46,7 @@ class _Dataset:
             return np.asarray(self._dataset[window])
 
     def _check_chunks(self, window: Window) -> None:
-        """Refuse chunks that would become more than they are: the HDF5 library does not ask how long they get."""
+        """Refuse chunks that would decompress beyond their declared length, which the HDF5 library does not limit."""
         lengths = self._dataset.chunks
         if lengths is None:
             return
@@ -64,15 +64,15 @@ class _Dataset:
             if deflated and about.size * _INFLATION > _MAX_INFLATED:
                 stored = self._dataset.id.read_direct_chunk(start)[1]
                 if len(zlib.decompressobj().decompress(stored, size + _MORE + 1)) > size + _MORE:
-                    raise InputError(self._name, "a chunk that is longer than it says", _EXPECTED)
+                    raise InputError(self._name, "a chunk that is longer than declared", _EXPECTED)
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @contextmanager
 def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset]:
-    """Open an array of an HDF5 file: its only one, or that of a name."""
+    """Open an array of an HDF5 file: its only one, or the one with the given name."""
     name = str(path)
     try:
         import h5py
@@ -100,6 +100,6 @@ def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset
 
 
 def _filters(dataset: Any) -> list[int]:
-    """Return the numbers of the filters that values went through."""
+    """Return the ids of the filters that were applied to the values."""
     properties = dataset.id.get_create_plist()
     return [int(properties.get_filter(position)[0]) for position in range(properties.get_nfilters())]

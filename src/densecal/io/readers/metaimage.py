@@ -26,7 +26,7 @@ _TYPES = {
 _MAX_LINES = 200
 _MAX_LINE = 1 << 12
 _TO_RAS = np.array([-1.0, -1.0, 1.0])
-"""ITK's world points to the left and posterior."""
+"""The axes of ITK's world point to the left and to posterior."""
 
 Header = dict[str, str]
 
@@ -58,7 +58,7 @@ def open_metaimage(path: Path, key: str | None, max_values: int) -> Iterator[Fil
 
 
 def _read_header(stream: BinaryIO, name: str) -> Header:
-    """Read lines `KEY = VALUE` up to the one that says where the values are."""
+    """Read lines `KEY = VALUE` up to the one that locates the values."""
     header: Header = {}
     for _ in range(_MAX_LINES):
         line = stream.readline(_MAX_LINE)
@@ -72,7 +72,7 @@ def _read_header(stream: BinaryIO, name: str) -> Header:
 
 
 def _kind(header: Header, name: str) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
-    """Return the type of the values and the lengths (Z, Y, X, channels)."""
+    """Return the type of the values and the shape (Z, Y, X, channels)."""
     kind = _TYPES.get(header.get("ElementType", ""))
     if kind is None or header.get("BinaryData", "True").lower() != "true":
         raise InputError(name, f"values of type {header.get('ElementType', 'unknown')} or text", "plain numbers")
@@ -80,7 +80,7 @@ def _kind(header: Header, name: str) -> tuple[np.dtype[np.generic], tuple[int, .
     lengths = tuple(int(word) for word in header["DimSize"].split())
     channels = int(header.get("ElementNumberOfChannels", "1"))
     if len(lengths) != int(header.get("NDims", len(lengths))) or len(lengths) not in (2, 3) or min(lengths) < 1:
-        raise InputError(name, f"lengths {lengths}", "two or three axes of space")
+        raise InputError(name, f"lengths {lengths}", "two or three spatial axes")
     if channels < 1:
         raise InputError(name, f"{channels} channels", "at least 1")
     return np.dtype(kind).newbyteorder(">" if big else "<"), (*lengths[::-1], channels)

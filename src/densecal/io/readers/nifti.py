@@ -30,7 +30,7 @@ _EXPECTED = "a complete NIfTI file"
 _SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
 _MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
 _MAX_EXTENSIONS = 1 << 24
-"""Bytes between header and values."""
+"""Number of bytes between header and values."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def open_nifti(path: Path, key: str | None, max_values: int) -> Iterator[FileArr
 
 
 def read_header(stream: BinaryIO, name: str) -> Any:
-    """Return the header at the beginning of a NIfTI file, as nibabel's object, without what may follow it."""
+    """Return the header at the beginning of a NIfTI file as nibabel's object, without extensions."""
     try:
         import nibabel
     except ModuleNotFoundError:
@@ -72,7 +72,7 @@ def read_header(stream: BinaryIO, name: str) -> Any:
     kind = _SIZES.get(int.from_bytes(start, "little"), _SIZES.get(int.from_bytes(start, "big")))
     if kind is None:
         raise InputError(name, "not a NIfTI file, whatever its name", _EXPECTED)
-    # followed by no extensions, whatever the file says: they may have any length
+    # no extensions follow, whatever the file claims: they may have any length
     size = int(kind == "Nifti2Header") * 192 + 348
     header = getattr(nibabel, kind).from_fileobj(io.BytesIO(start + stream.read(size - 4) + bytes(4)))
     if not bytes(header["magic"]).startswith((b"n+1", b"n+2")):
@@ -81,7 +81,7 @@ def read_header(stream: BinaryIO, name: str) -> Any:
 
 
 def _check(header: Any, name: str, max_values: int) -> int:
-    """Refuse what is not read, and return the bytes up to the last value."""
+    """Refuse unsupported files, and return the number of bytes up to the last value."""
     dtype, offset = header.get_data_dtype(), int(header.get_data_offset())
     check_numbers(dtype, name)
     check_size(header.get_data_shape(), name, max_values)
@@ -91,7 +91,7 @@ def _check(header: Any, name: str, max_values: int) -> int:
 
 
 def _lengths(header: Any, name: str) -> tuple[int, int, int, int]:
-    """Return the lengths along x, y and z, and the number of channels."""
+    """Return the shape (X, Y, Z) and the number of channels."""
     shape = tuple(int(length) for length in header.get_data_shape())
     x, y, z, *others = (*shape, *(1,) * (3 - len(shape)))
     if min((x, y, z, *others)) < 1 or sum(length > 1 for length in others) > 1:

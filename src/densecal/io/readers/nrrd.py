@@ -1,4 +1,4 @@
-"""NRRD volumes, `.nrrd` and `.nhdr`, as lazy arrays (Z, Y, X), with the axis of channels wherever it is stored."""
+"""NRRD volumes, `.nrrd` and `.nhdr`, as lazy arrays (Z, Y, X), with the channel axis wherever it is stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TO_RAS = {
     "left-posterior-superior": (-1, -1, 1), "lps": (-1, -1, 1),
 }  # fmt: skip
 _SPACE = ("space", "domain", "none", "")
-"""Kinds of axes that may be axes of space."""
+"""Kinds of axes that may be spatial."""
 _MAX_LINES = 500
 _MAX_LINE = 1 << 14
 
@@ -84,19 +84,19 @@ def _read_header(stream: BinaryIO, name: str) -> Header:
 
 
 def _kind(header: Header, name: str) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
-    """Return the type of the values and the lengths, the axis that changes first as the last."""
+    """Return the type of the values and the lengths of the axes, the fastest-varying axis last."""
     kind = _TYPES.get(header["type"].lower())
     if kind is None:
         raise InputError(name, f"values of type {header['type']}", "plain numbers")
     sizes = tuple(int(word) for word in header["sizes"].split())
     if len(sizes) != int(header["dimension"]) or not 2 <= len(sizes) <= 4 or min(sizes) < 1:
-        raise InputError(name, f"sizes {sizes}", "two or three axes of space, and one of channels")
+        raise InputError(name, f"sizes {sizes}", "two or three spatial axes, and one channel axis")
     big = header.get("endian", "little").lower() == "big"
     return np.dtype(kind).newbyteorder(">" if big else "<"), sizes[::-1]
 
 
 def _directions(header: Header) -> list[list[float] | None] | None:
-    """Return the vector of every axis, ``None`` for one that is not of space."""
+    """Return the vector of every axis, ``None`` for an axis that is not spatial."""
     if "space directions" not in header:
         return None
     words = re.findall(r"none|\([^)]*\)", header["space directions"])
@@ -104,7 +104,7 @@ def _directions(header: Header) -> list[list[float] | None] | None:
 
 
 def _channels(header: Header, axes: int, name: str) -> int | None:
-    """Return the axis of channels in the order of the array, if the header says which is one."""
+    """Return the channel axis in the order of the array, if the header specifies one."""
     kinds = re.findall(r"[^\s\"]+", header.get("kinds", "")) or ["none"] * axes
     directions = _directions(header) or [[]] * axes
     if len(kinds) != axes or len(directions) != axes:
@@ -115,7 +115,7 @@ def _channels(header: Header, axes: int, name: str) -> int | None:
         if directions[axis] is None or (kinds[axis].lower() not in _SPACE and not kinds[axis].startswith("?"))
     ]
     if len(others) > 1:
-        raise InputError(name, f"{len(others)} axes that are not of space", "one at most")
+        raise InputError(name, f"{len(others)} axes that are not of space", "at most one channel axis")
     return axes - 1 - others[0] if others else None
 
 

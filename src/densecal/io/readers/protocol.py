@@ -1,4 +1,4 @@
-"""What a reader of a format gives: an array whose shape is known before its values, which are read in parts."""
+"""The result of a reader: an array whose shape is known before its values, which can be read in parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from densecal.io.geometry import Geometry
 
 Window = tuple[slice, ...]
-"""A part of an array: slices with step 1 of its first axes; the others are whole."""
+"""A part of an array: slices with step 1 along its first axes. Other axes are read in full."""
 
 
 class LazyArray(Protocol):
@@ -20,7 +20,7 @@ class LazyArray(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Lengths, known without reading values."""
+        """Shape, known without reading values."""
         ...
 
     @property
@@ -30,32 +30,32 @@ class LazyArray(Protocol):
 
     @property
     def channels(self) -> int | None:
-        """The axis of classes or bands, where the format says it; ``None`` where it does not."""
+        """The axis of classes or bands, where the format specifies it; ``None`` where it does not."""
         ...
 
     @property
     def geometry(self) -> Geometry | None:
-        """Where the pixels lie, where the format says it."""
+        """Where the pixels lie, where the format specifies it."""
         ...
 
     def read(self, window: Window = ()) -> NDArray[Any]:
-        """Read values: all of them, or those of a part."""
+        """Read all values, or those of a part."""
         ...
 
     def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
-        """Return which values are missing by what the file says, as GeoTIFF's nodata; ``None`` for none."""
+        """Return which values the file marks as missing, such as GeoTIFF's nodata; ``None`` if there are none."""
         ...
 
 
 class Reader(Protocol):
-    """Opens the files of one format. Errors are `InputError`s, and ValueErrors of damaged files."""
+    """Opens the files of one format. Raises an `InputError`, or a ValueError for damaged files."""
 
     def __call__(self, path: Path, key: str | None, max_values: int) -> AbstractContextManager[LazyArray]:
         """Open a file.
 
         Args:
             path: The file.
-            key: Name of the array, in formats that hold several.
+            key: Name of the array, for formats that can hold several.
             max_values: Refuse larger arrays before reading them.
         """
         ...

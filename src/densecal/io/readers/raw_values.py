@@ -1,4 +1,4 @@
-"""Where the plain numbers of a volume lie: behind the header or in a file beside it, as they are or compressed."""
+"""Location of the plain numbers of a volume: after the header or in a file beside it, compressed or not."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from densecal.io.urls import open_bytes
 def open_values(
     stack: ExitStack, header: Path, stream: BinaryIO, detached: str | None, gzipped: bool, size: int
 ) -> tuple[BinaryIO, int]:
-    """Open the numbers that a header describes.
+    """Open the values that a header describes.
 
     Args:
-        stack: Closes what is opened.
-        header: The file of the header.
+        stack: Closes the files that are opened.
+        header: The file that holds the header.
         stream: Its content, read up to the end of the header.
-        detached: The name of another file that holds the numbers.
-        gzipped: Whether they are compressed.
-        size: Their bytes.
+        detached: The name of another file that holds the values, if there is one.
+        gzipped: Whether the values are compressed.
+        size: Number of bytes of the values.
 
     Returns:
-        A file with the plain numbers, and the offset of the first.
+        A file with the uncompressed values, and the offset of the first.
 
     Raises:
-        InputError: The name of the other file leads elsewhere, or names several files.
+        InputError: The name of the other file leads to another folder, or names several files.
     """
     offset = stream.tell()
     if detached is not None:
@@ -42,7 +42,7 @@ def open_values(
 
 
 def _beside(header: Path, name: str) -> Path:
-    """Return the file that a header names, which lies in the same folder."""
+    """Return the file that a header names, which must lie in the same folder."""
     if "/" in name or "\\" in name or name in ("", ".", "..", "LIST") or "%" in name or name.startswith("LIST "):
         raise InputError(header, f"values in {name!r}", "one file of values in the folder of the header")
     return header.with_name(name)

@@ -1,4 +1,4 @@
-"""Which reader opens a file: by suffix. Other packages add readers by entry points of the group `densecal.readers`.
+"""The reader of a file, chosen by suffix. Other packages add readers by entry points of the group `densecal.readers`.
 
 The name of an entry point is the suffix without its dot; its object is a `Reader`.
 """

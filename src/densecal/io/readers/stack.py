@@ -41,7 +41,7 @@ class Stack:
         return np.stack([part if self._channel is None else np.squeeze(part, self._channel) for part in parts])
 
     def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
-        """Return where some file says that there is no data."""
+        """Return the pixels that have no data in at least one file."""
         chosen = self._files[window[0]] if window else self._files
         parts = [file.read_void(self._window(window)) for file in chosen]
         missing = [
@@ -59,7 +59,7 @@ class Stack:
 
 @contextmanager
 def open_stack(paths: Sequence[Path], key: str | None, max_values: int) -> Iterator[Stack]:
-    """Open files of one channel each, which must have the same shape, type and place."""
+    """Open files of one channel each, which must have the same shape, type and position."""
     with ExitStack() as stack:
         files = []
         for path in paths:

@@ -1,4 +1,4 @@
-"""The lazy arrays that most formats need: values in memory, and plain numbers in a file or after decompression."""
+"""The lazy arrays that most formats need: values in memory, and uncompressed values in a file."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class StoredArray:
         return self.values[window]
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @dataclass(frozen=True)
 class FileArray:
-    """Plain numbers in a file, the last axis first to change.
+    """Uncompressed values in a file, the last axis varying fastest.
 
     Attributes:
         stream: The file.
-        name: What errors call it.
+        name: Its name in error messages.
         offset: Bytes before the first number.
         stored: Type of the numbers in the file.
-        shape: Lengths.
+        shape: Shape of the array.
         channels: The axis of classes or bands, if it is known.
         geometry: Where the pixels lie, if it is known.
         convert: Turns numbers of the file into values.
@@ -82,7 +82,9 @@ class FileArray:
         ranges = [range(length)[part] for length, part in zip(lengths, window, strict=False)]
         ranges += [range(length) for length in lengths[len(window) :]]
         partial = [axis for axis, part in enumerate(ranges) if len(part) != lengths[axis]]
-        run = max(partial, default=0)  # the axis along which numbers are adjacent; those after it are whole
+        run = max(
+            partial, default=0
+        )  # the axis along which the numbers to read are adjacent; later axes are read in full
         values = np.empty([len(part) for part in ranges], self.stored)
         strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
         if values.size:
@@ -104,19 +106,19 @@ class FileArray:
             left = left[count:]
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @contextmanager
 def readable(name: str, expected: str) -> Iterator[None]:
-    """Turn the errors that a damaged file causes where it is read, which are of every kind, into an InputError.
+    """Turn errors of every kind, which reading a damaged file may raise, into an InputError.
 
-    Only the reading belongs inside: a reader yields its array outside, so that an error of whoever uses the values is
-    not blamed on the file.
+    Only the reading belongs inside. A reader yields its array outside, so that errors of the code that uses the values
+    are not blamed on the file.
     """
     try:
         yield
-    except (InputError, NameError, ImportError):  # of names and modules, no file is to blame
+    except (InputError, NameError, ImportError):  # errors of names and modules are not the file's fault
         raise
     except FileNotFoundError:
         raise InputError(name, "no such file", expected) from None
@@ -125,7 +127,7 @@ def readable(name: str, expected: str) -> Iterator[None]:
 
 
 def check_size(shape: Iterable[int], name: str, max_values: int) -> None:
-    """Refuse an array that is too large, before its values are read."""
+    """Refuse an array that is too large before its values are read."""
     count = math.prod(shape)
     if count > max_values:
         raise InputError(name, f"{count:,} values", f"at most {max_values:,} (raise the limit with --max-pixels)")
@@ -138,7 +140,7 @@ def check_numbers(dtype: np.dtype[Any], name: str) -> None:
 
 
 def refuse_key(key: str | None, name: str, what: str) -> None:
-    """Refuse the name of an array for a file that holds one."""
+    """Refuse the name of an array for a file that holds only one."""
     if key is not None:
         raise InputError(name, what, "an archive of arrays for --key")
 
@@ -152,10 +154,10 @@ def choose_array(names: list[str], name: str, key: str | None, kind: str) -> str
     """Return which of several arrays to read.
 
     Args:
-        names: Those that there are.
-        name: What errors call the file.
-        key: The name that was asked for.
-        kind: What errors call such a file.
+        names: Names of all arrays in the file.
+        name: Name of the file in error messages.
+        key: The name that was requested, if any.
+        kind: Name of such a file in error messages.
     """
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     many = f"{len(names)} arrays" + (f" ({listed})" if names else "")

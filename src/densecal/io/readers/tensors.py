@@ -1,4 +1,4 @@
-"""Tensors of `.safetensors` files and of `.pt` files as lazy arrays; such files do not say which axis is which."""
+"""Tensors of `.safetensors` and `.pt` files as lazy arrays. Such files do not specify the meaning of their axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {
 
 @contextmanager
 def open_safetensors(path: Path, key: str | None, max_values: int) -> Iterator[FileArray]:
-    """Open a tensor of a `.safetensors` file: its only one, or that of a name."""
+    """Open a tensor of a `.safetensors` file: its only one, or the one with the given name."""
     name = str(path)
     with ExitStack() as stack:
         with readable(name, _EXPECTED):
@@ -57,7 +57,7 @@ def _from_bfloat16(values: NDArray[Any]) -> NDArray[np.float32]:
 
 @contextmanager
 def open_torch(path: Path, key: str | None, max_values: int) -> Iterator[StoredArray]:
-    """Open a tensor that `torch.save` wrote, alone or in dictionaries; a dot separates the names of a path to it."""
+    """Open a tensor that `torch.save` wrote, alone or in nested dictionaries, whose keys the name joins with dots."""
     with readable(str(path), "a file of torch.save"):
         tensors = tensors_of(path)
         tensor = tensors[choose_array(list(tensors), str(path), key, "a file")]
@@ -67,14 +67,14 @@ def open_torch(path: Path, key: str | None, max_values: int) -> Iterator[StoredA
 
 
 def tensors_of(path: Path) -> dict[str, Any]:
-    """Return the tensors that `torch.save` wrote, by the names on the path to each, with dots."""
+    """Return the tensors that `torch.save` wrote, by the keys on the path to each, joined with dots."""
     from densecal.io.torch_files import read_torch_file
 
     return dict(_tensors(read_torch_file(path), ""))
 
 
 def _tensors(content: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in nested dictionaries by their path."""
+    """Yield the tensors in nested dictionaries with their paths."""
     if isinstance(content, dict):
         for key, value in content.items():
             yield from _tensors(value, f"{name}.{key}" if name else str(key))

@@ -25,16 +25,16 @@ _EXPECTED = "a complete TIFF file"
 _MAX_PAGES = 1000
 _NONE, _DEFLATE = 1, (8, 32946)
 _INFLATION = 1032
-"""Deflate makes data at most this much smaller."""
+"""The highest compression ratio of deflate."""
 _MAX_INFLATED = 1 << 26
-"""Segments that could not inflate to more than this are decoded without a check."""
+"""Segments that cannot inflate beyond this are decoded without a check."""
 
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # it would write several lines about a damaged file
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # it would log several lines about a damaged file
 
 
 @dataclass(frozen=True)
 class TiffArray:
-    """The bands, or the pages, of a TIFF file; a smaller copy of a page is not one."""
+    """The bands or pages of a TIFF file, without smaller copies of pages."""
 
     pages: tuple[TiffPage, ...]
     name: str
@@ -68,7 +68,7 @@ class TiffArray:
         return np.asarray(np.concatenate(planes)[window])
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GreyTiff:
             return grey_levels(image, str(self.path), "a grey map")[window]
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
 
 @contextmanager
@@ -114,11 +114,11 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[LazyArra
 
 
 def is_geotiff(path: Path) -> bool:
-    """Return whether a TIFF file says where its pixels lie, or which have no data; not for damaged files."""
+    """Return whether a TIFF file specifies where its pixels lie or which have no data; false for damaged files."""
     try:
         with TiffFile(bounded_source(path, str(path), 1 << 40)) as file:
             return any(tag in file.pages.first.tags for tag in TAGS)
-    except Exception:  # whoever reads the pixels says what is wrong
+    except Exception:  # reading the pixels will report the error
         return False
 
 
@@ -131,16 +131,16 @@ def _pages(file: TiffFile, name: str) -> Iterator[TiffPage]:
 
 
 def _check_pages(pages: tuple[TiffPage, ...], name: str, max_values: int) -> None:
-    """Refuse what is not one array of bands, or too large, before any value is read."""
+    """Refuse, before any value is read, a file that is not one array of bands or is too large."""
     first = pages[0]
     bands = first.samplesperpixel
     if len(pages) > 1 and bands > 1:
         raise InputError(name, f"{len(pages)} pages of {bands} bands", "pages of one band, or bands in one page")
     for page in pages:
         if (page.imagelength, page.imagewidth, page.dtype) != (first.imagelength, first.imagewidth, first.dtype):
-            raise InputError(name, "pages of different sizes or types", "pages that are alike")
+            raise InputError(name, "pages of different sizes or types", "pages of one size and type")
         if page.dtype is None or page.imagedepth != 1:
-            raise InputError(name, "pixels of a type that is not read", "8- or 16-bit levels, or floats")
+            raise InputError(name, "pixels of an unsupported type", "8- or 16-bit levels, or floats")
         if page.tags.valueof(274, 1) != 1:
             raise InputError(name, f"orientation {page.tags.valueof(274)}", "pixels stored upright")
     values = len(pages) * bands * first.imagelength * first.imagewidth
@@ -149,7 +149,7 @@ def _check_pages(pages: tuple[TiffPage, ...], name: str, max_values: int) -> Non
 
 
 def _check_segments(page: TiffPage, name: str, max_values: int) -> None:
-    """Refuse strips and tiles that are missing, would take too much memory, or cannot be decoded."""
+    """Refuse strips and tiles that are missing, would need too much memory, or cannot be decoded."""
     if page.compression not in (_NONE, *_DEFLATE):
         kind = getattr(page.compression, "name", page.compression)
         raise InputError(name, f"{kind} compression of several bands or pages", "no compression, or deflate")

@@ -1,7 +1,7 @@
 """Zarr arrays and OME-Zarr images, which are folders, as lazy arrays.
 
-Chunks are read here and not by the package zarr, which decompresses whatever a file holds, of any length, and waits for
-pipes. Its companions numcodecs and google-crc32c decompress.
+Chunks are read here and not by the package zarr, which decompresses content of any length and waits for pipes. Its
+companions numcodecs and google-crc32c decompress them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MILLIMETRES = {
 
 
 class _ZarrArray:
-    """An array of a Zarr folder, without axes of time, of which there is one."""
+    """An array of a Zarr folder, without its time axis, which must have length 1."""
 
     def __init__(self, stored: Layout, name: str, axes: list[dict[str, Any]], geometry: Geometry | None) -> None:
         self._stored, self._name = stored, name
@@ -59,7 +59,7 @@ class _ZarrArray:
         return values.squeeze(self._times)
 
     def read_void(self, window: Window = ()) -> None:
-        """Return nothing: such files do not mark values as missing."""
+        """Return ``None``: such files do not mark values as missing."""
 
     def _chunk(self, position: tuple[int, ...]) -> NDArray[Any] | None:
         """Return the values of a chunk; ``None`` where it is not stored, because all are the fill value."""
@@ -127,10 +127,10 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _content(file: Path, start: int, length: int | None, limit: int) -> bytes | None:
-    """Return bytes of a file, all of them if no length is given; ``None`` if there is no file.
+    """Return some bytes of a file, or all if no length is given; ``None`` if there is no file.
 
     Raises:
-        ValueError: They are too many, or too few.
+        ValueError: There are too many or too few.
     """
     try:
         stream = open_bytes(file)
@@ -148,7 +148,7 @@ def _content(file: Path, start: int, length: int | None, limit: int) -> bytes | 
 
 @lru_cache(maxsize=4)
 def _shard_index(file: Path, chain: Chain, first: bool) -> NDArray[np.uint64] | None:
-    """Return the first byte and the length of every chunk in a file of many; ``None`` if there is no file."""
+    """Return the offset and the length of every chunk in a file of many chunks; ``None`` if there is no file."""
     try:
         stream = open_bytes(file)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _shard_index(file: Path, chain: Chain, first: bool) -> NDArray[np.uint64] | 
 def _overlap(
     position: tuple[int, ...], shape: tuple[int, ...], ranges: list[range]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return which part of a chunk lies in a window, and where in the window."""
+    """Return the part of a chunk that lies in a window, and its position in the window."""
     inside, outside = [], []
     for number, length, wanted in zip(position, shape, ranges, strict=True):
         first, last = max(number * length, wanted.start), min((number + 1) * length, wanted.stop)

@@ -1,4 +1,4 @@
-"""Chunks of Zarr arrays: bytes into numbers, never more of them than a chunk has."""
+"""Chunks of Zarr arrays: their bytes become numbers, never more than a chunk may hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKSUM = 4
 
 @dataclass(frozen=True)
 class Compressor:
-    """A compression by its name in the metadata."""
+    """A compression method, by its name in the metadata."""
 
     kind: str
 
@@ -25,11 +25,11 @@ class Compressor:
         """Decompress bytes.
 
         Args:
-            data: The bytes.
-            limit: How many bytes they become at most.
+            data: The compressed bytes.
+            limit: Largest number of bytes that they may become.
 
         Raises:
-            ValueError: They become more, or are damaged.
+            ValueError: They are damaged, or become more.
         """
         if self.kind == "crc32c":
             return _without_checksum(data)
@@ -44,13 +44,13 @@ class Compressor:
 
 @dataclass(frozen=True)
 class Chain:
-    """How a chunk is stored.
+    """The encoding of a chunk.
 
     Attributes:
-        shape: Lengths of the chunk.
-        dtype: Type of its numbers, with their order of bytes.
+        shape: Shape of the chunk.
+        dtype: Type of its numbers, with their byte order.
         order: Axes in the order in which they are stored.
-        compressors: In the order of decompression.
+        compressors: Compressors, in the order of decompression.
     """
 
     shape: tuple[int, ...]
@@ -60,19 +60,19 @@ class Chain:
 
     @property
     def size(self) -> int:
-        """Bytes of the numbers."""
+        """Number of bytes after decompression."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def most_bytes(self) -> int:
-        """The most that a chunk may take in its file: compression makes noise a little longer."""
+        """Most bytes that a chunk may take in its file: compression makes noise a little longer."""
         return self.size + self.size // 8 + (1 << 16)
 
     def decode(self, data: bytes) -> NDArray[Any]:
         """Return the numbers of a chunk.
 
         Raises:
-            ValueError: They are damaged, more or fewer.
+            ValueError: The bytes are damaged, or hold more or fewer numbers.
         """
         for number, compressor in enumerate(self.compressors, start=1):
             data = compressor.decompress(data, self.size if number == len(self.compressors) else self.most_bytes)
@@ -87,12 +87,12 @@ def _without_checksum(data: bytes) -> bytes:
 
     content, stored = data[:-_CHECKSUM], data[-_CHECKSUM:]
     if len(stored) < _CHECKSUM or google_crc32c.value(content).to_bytes(4, "little") != stored:
-        raise ValueError("a chunk whose checksum is another")
+        raise ValueError("a chunk with a wrong checksum")
     return content
 
 
 def _by_numcodecs(kind: str, data: bytes, limit: int) -> bytes:
-    """Decompress what says in its first bytes how long it becomes."""
+    """Decompress data whose first bytes specify the decompressed length."""
     import numcodecs
 
     if kind == "lz4":
@@ -111,10 +111,10 @@ def _by_numcodecs(kind: str, data: bytes, limit: int) -> bytes:
 
 
 def zstd_size(data: bytes) -> int:
-    """Return how many bytes a zstd frame says that it becomes (RFC 8878, section 3.1.1).
+    """Return the decompressed length that a zstd frame declares (RFC 8878, section 3.1.1).
 
     Raises:
-        ValueError: It does not say.
+        ValueError: It declares none.
     """
     if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 6:
         raise ValueError("a chunk that is not compressed by zstd")
@@ -122,6 +122,6 @@ def zstd_size(data: bytes) -> int:
     single, flag = descriptor >> 5 & 1, descriptor >> 6
     length = (single, 2, 4, 8)[flag]
     if length == 0:
-        raise ValueError("a zstd chunk that does not say how long it becomes")
+        raise ValueError("a zstd chunk that does not declare its decompressed length")
     start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
     return int.from_bytes(data[start : start + length], "little") + (256 if flag == 1 else 0)

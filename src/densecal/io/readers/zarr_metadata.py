@@ -1,4 +1,4 @@
-"""What the metadata of a Zarr folder say, in formats 2 and 3: the arrays in it, and how their chunks are stored."""
+"""The metadata of a Zarr folder in formats 2 and 3: the arrays in it, and how their chunks are stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPECTED = "a complete Zarr array"
 _MAX_METADATA = 1 << 22
 _MAX_GROUPS = 1000
 _MAX_CHUNKS = 1 << 20
-"""Each is a file to look for."""
+"""Largest number of chunks. Each is a file to look for."""
 _TYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _TYPES_2 = re.compile(r"[<>|][biuf][1248]")
 _CODECS_2 = ("zlib", "gzip", "bz2", "zstd", "blosc", "lz4")
@@ -35,15 +35,15 @@ class Layout:
     """An array as its metadata describe it.
 
     Attributes:
-        folder: Where its chunks are.
-        shape: Lengths.
-        outer: Lengths of a part that has a file of its own.
-        chain: How chunks are stored; smaller than a file where many share one.
-        prefix: What the names of all files begin with.
-        separator: Between the numbers in a name.
-        fill: The value of chunks that have no file.
-        index: How the positions of chunks in a shared file are stored; ``None`` where each has a file of its own.
-        index_first: Whether they come first in the file.
+        folder: Folder of its chunks.
+        shape: Shape of the array.
+        outer: Shape of the part that one file holds.
+        chain: Encoding of chunks, several of which may share a file.
+        prefix: Prefix of the names of all files.
+        separator: Separator of the numbers in a name.
+        fill: Value of chunks that have no file.
+        index: Encoding of the positions of chunks in a shared file; ``None`` where each chunk has its own file.
+        index_first: Whether these positions come first in the file.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ def read_metadata(folder: Path) -> tuple[Json, Json]:
     """Return the metadata of an array or a group, and its attributes.
 
     Raises:
-        InputError: The folder is neither.
+        InputError: The folder is neither an array nor a group.
     """
     if (about := _json(folder / "zarr.json")) is not None:
         return about, _object(about.get("attributes", {}), folder)
@@ -77,12 +77,12 @@ def read_metadata(folder: Path) -> tuple[Json, Json]:
 
 
 def is_group(about: Json) -> bool:
-    """Return whether metadata are those of a group."""
+    """Return whether metadata describe a group."""
     return "shape" not in about
 
 
 def array_names(folder: Path) -> list[str]:
-    """Return the names of the arrays in a group, and in the groups in it."""
+    """Return the names of the arrays in a group and in its subgroups."""
     names, waiting, seen = [], [(folder, "")], 0
     while waiting:
         group, prefix = waiting.pop()
@@ -101,10 +101,10 @@ def array_names(folder: Path) -> list[str]:
 
 
 def layout(folder: Path, about: Json) -> Layout:
-    """Return how an array is stored.
+    """Return the layout of an array.
 
     Raises:
-        InputError: It is stored in a way that is not read.
+        InputError: It is stored in a way that is not supported.
         LookupError, TypeError, ValueError: The metadata are damaged.
     """
     if _object(about, folder).get("zarr_format") == 2:
@@ -162,7 +162,7 @@ def _layout_3(folder: Path, about: Json) -> Layout:
 
 
 def _chain(codecs: list[Json], shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path) -> Chain:
-    """Return how chunks of a shape are stored, from codecs in the order of writing."""
+    """Return the encoding of chunks of a shape, given the codecs in the order of writing."""
     order = tuple(range(len(shape)))
     steps = iter(codecs)
     step = next(steps)
@@ -203,7 +203,7 @@ def _lengths(value: Any, least: int = 0) -> tuple[int, ...]:
 
 
 def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the value of chunks without a file; text is a special float, or its bits in hexadecimal."""
+    """Return the value of chunks without a file. Text is a special float, or the bits of one in hexadecimal."""
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16).to_bytes(dtype.itemsize, "little")
         return np.frombuffer(bits, dtype.newbyteorder("<"))[0]
