@@ -72,7 +72,7 @@ def test_bombs(tmp_path):
     )
     write_nifti(tmp_path / "a.nii.gz")
     expected = {
-        "a.h5": "a chunk that is longer than it says",
+        "a.h5": "a chunk that is longer than declared",
         "gzip.zarr": "a chunk that does not end after 1,048,576 bytes",
         "gzip2.zarr": "a chunk that does not end after 1,048,576 bytes",
         "bz2.zarr": "a chunk that does not end after 1,048,576 bytes",

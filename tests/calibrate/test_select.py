@@ -329,7 +329,7 @@ def test_a_target_with_other_classes_is_refused(folder, tmp_path):
         ("risk-control", ("--multilabel", "--classes", "2", "--control", "margin"), "--region with one of 0, 1"),
         ("risk-control", ("--multilabel", "--classes", "2", "--control", "sets"), "regions, which may overlap"),
         ("risk-control", (*REGION, "--control", "sets"), "regions, which may overlap"),
-        ("risk-control", ("--region", "1", "--control", "margin"), "maps of regions: --multilabel as well"),
+        ("risk-control", ("--region", "1", "--control", "margin"), "maps of several regions, or --multilabel as well"),
         ("risk-control", ("--format", "nobody", "--control", "margin"), "--format: 'nobody'"),
         ("calibrate select", ("--multilabel", "--classes", "2"), "--region with one of 0, 1"),
         ("calibrate select", ("--format", "nobody"), "--format: 'nobody'"),

@@ -50,7 +50,7 @@ def test_none_returns_what_it_was_given() -> None:
 
 
 def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ValueError, match="'papers'; expected none, paper or code"):
+    with pytest.raises(ValueError, match="'papers'; expected none, paper, code"):
         augment(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8), torch.arange(1), 0, 0, "papers")  # type: ignore[arg-type]
 
 

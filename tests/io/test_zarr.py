@@ -100,7 +100,7 @@ def test_a_changed_byte_is_noticed_by_the_checksum(tmp_path):
     content = bytearray(chunk.read_bytes())
     content[10] ^= 1
     chunk.write_bytes(content)
-    with pytest.raises(InputError, match="a chunk whose checksum is another"):
+    with pytest.raises(InputError, match="a chunk with a wrong checksum"):
         read(tmp_path / "a.zarr")
 
 
@@ -158,5 +158,5 @@ def test_the_length_of_a_zstd_frame_is_read(length):
 
 def test_a_zstd_frame_of_unknown_length_is_refused():
     frame = b"\x28\xb5\x2f\xfd\x04\x58\x09\x00\x00abc"
-    with pytest.raises(ValueError, match="does not say how long"):
+    with pytest.raises(ValueError, match="does not declare its decompressed length"):
         zstd_size(frame)

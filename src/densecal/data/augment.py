@@ -35,20 +35,20 @@ def augment(
     kind: Kind,
     ignore_index: int = 255,
 ) -> tuple[Tensor, Tensor]:
-    """Augment a batch; what happens to a sample is a function of (seed, epoch, index) alone.
+    """Augment a batch. The change to a sample depends only on (seed, epoch, index).
 
     ``paper``: horizontal flip (probability 1/2), translation by up to 10 % of the side, crop that keeps 80 to
-    100 % of the side. Beyond the edge lies the mirror image, of the image and of its foreground mask alike, so that
-    pixels and labels still agree.
+    100 % of the side. Beyond the edge, the image and its foreground mask are mirrored alike, so that pixels and
+    labels still agree.
 
     ``code``: as in the authors' program: flip, centred crop to W-30..W-1 by H-30..H-1 (of sides of 400 pixels),
     rotation by a whole number of degrees in [-15, 14] with probability 0.2, which leaves the corners black and
     background. Their rotation interpolates bicubically; here everything is one bilinear step.
 
-    Three published networks have their own. ``edn``: with probability 1/2 a crop of up to 7/224 of the side from
-    each edge; a flip, which in their program turns images upside down; masks stay binary. ``icon``: flip, crop of up
-    to 1/8 of each side anywhere. ``ebmgsod``: as ``code``, then brightness, contrast, colour and sharpness, and
-    salt-and-pepper noise on 0.15 % of the mask's pixels.
+    Three published networks have augmentations of their own. ``edn``: with probability 1/2 a crop of up to 7/224 of
+    the side from each edge; a flip, which in its program turns images upside down; masks stay binary. ``icon``: flip,
+    and crop of up to 1/8 of each side, in any position. ``ebmgsod``: as ``code``, then brightness, contrast, colour
+    and sharpness, and salt-and-pepper noise on 0.15 % of the mask's pixels.
 
     Args:
         images: (B, 3, H, W) floats in [0, 1].
@@ -66,7 +66,7 @@ def augment(
         return images, masks
     geometry = {"paper": _paper, "code": _code, "edn": _edn, "icon": _icon, "ebmgsod": _code}.get(kind)
     if geometry is None:
-        raise ValueError(f"augmentation: found {kind!r}; expected none, paper or code, or edn, icon or ebmgsod")
+        raise ValueError(f"augmentation: found {kind!r}; expected none, paper, code, edn, icon or ebmgsod")
     draws = uniform(seed, epoch, index, stream=Stream.AUGMENT, count=6)
     matrix, shift = geometry(draws)
     sign = torch.where(draws[:, :1] < 0.5, -1.0, 1.0)  # the flip comes first, so in the inverse map it comes last
@@ -88,13 +88,13 @@ def augment(
 def at_random_size(
     images: Tensor, masks: Tensor, sizes: Sequence[int], step: int, epoch: int, seed: int, kind: Kind = "none"
 ) -> tuple[Tensor, Tensor]:
-    """Resize a batch to a side that is a function of (seed, epoch, step), so that it is the same in all processes.
+    """Resize a batch to a side that depends only on (seed, epoch, step), so that all processes use the same side.
 
     Args:
-        images: (B, 3, H, W) floats; bilinear.
-        masks: (B, 1, H, W) float, bilinear, nearest for ``edn``; or (B, H, W) long, nearest.
+        images: (B, 3, H, W) floats, resized bilinearly.
+        masks: (B, 1, H, W) float, resized bilinearly (``edn``: nearest); or (B, H, W) long, nearest.
         sizes: The sides to draw from.
-        step: Step in the epoch.
+        step: Number of the step in the epoch.
         epoch: Epoch, from 0.
         seed: Seed of the run.
         kind: The augmentation that this is part of.
@@ -112,7 +112,7 @@ def at_random_size(
 
 
 def _mode(kind: Kind) -> str:
-    """Return how foreground masks are interpolated."""
+    """Return the interpolation of foreground masks."""
     return "nearest" if kind == "edn" else "bilinear"
 
 
@@ -143,7 +143,7 @@ def _edn(draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _icon(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Crop a share of both sides and divide it between the two edges."""
+    """Crop a share of each side, and divide it between the two edges."""
     removed = _ICON_CROP * draws[:, 1:3]
     before = removed * draws[:, 3:5]
     return _window(before, removed - before)
@@ -166,8 +166,8 @@ def warp(
     """Sample every output pixel at ``matrix @ (its offset from the centre)``, moved by ``shift``.
 
     Args:
-        images: (B, 3, H, W) floats; bilinear.
-        masks: (B, 1, H, W) float; or (B, H, W) long, nearest.
+        images: (B, 3, H, W) floats, interpolated bilinearly.
+        masks: (B, 1, H, W) float; or (B, H, W) long, interpolated by nearest.
         matrix: (B, 2, 2), acting on (x, y) in pixels.
         shift: (B, 2), in half widths and half heights.
         padding: What lies beyond the edge of images and foreground masks.
@@ -193,7 +193,7 @@ def warp(
         labels = masks[:, None].float() - ignore_index  # so that the zeros beyond the edge mean void
         moved = _sample(labels, grid, "nearest", "zeros")[:, 0] + ignore_index
         moved_masks = moved.to(masks.dtype)
-    # Sampling in float32 misses pixel centres by 1e-5 pixels; where nothing moves, nothing may change.
+    # Sampling in float32 misses pixel centres by 1e-5 pixels, but the identity map must change nothing.
     still = (matrix == torch.eye(2, device=matrix.device)).flatten(1).all(1) & (shift == 0).all(1)
     return (
         torch.where(still[:, None, None, None], images, moved_images),

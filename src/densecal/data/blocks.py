@@ -8,7 +8,7 @@ from pathlib import Path
 
 BLOCK_BYTES = 1 << 18
 CHECKED_BLOCKS = 48
-"""Blocks that are compared when a file is opened, 12 MB; others each time, besides the first and the last."""
+"""Blocks that are compared when a file is opened, 12 MB in all. Except for the first and the last, others each time."""
 
 _DIGITS = 8
 

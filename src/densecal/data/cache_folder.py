@@ -20,7 +20,7 @@ _LOCK = ".lock"
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Refuse a folder with anything else in it, because a cache is replaced as a whole."""
+    """Refuse a folder that holds anything besides a cache, because a cache is replaced as a whole."""
     if folder.exists() and not folder.is_dir():
         raise InputError(folder, "a file", "a new or empty folder, or a cache")
     if folder.is_dir():
@@ -40,7 +40,7 @@ def _is_own_manifest(path: Path) -> bool:
 
 
 def fresh_neighbour(folder: Path) -> Path:
-    """Return a path beside a cache that `remove_abandoned` will know."""
+    """Return a path beside a cache that `remove_abandoned` recognises."""
     return folder.parent / f"{_prefix(folder)}{uuid.uuid4().hex}"
 
 
@@ -61,7 +61,7 @@ def build_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left; a running one holds the lock of its build folder."""
+    """Remove build folders that killed processes left behind. A running process holds the lock of its own."""
     names = {name.removesuffix(_LOCK) for name in os.listdir(folder.parent) if name.startswith(_prefix(folder))}
     for build in (folder.parent / name for name in sorted(names)):
         with lock_file(_lock_path(build), wait=False) as held:

@@ -17,11 +17,11 @@ class Cache:
     """A cache of packed images.
 
     Attributes:
-        folder: Where it is.
+        folder: Its folder.
         samples: Number of images.
         side: Their side in pixels.
         bytes: Its size.
-        last_used: When its images were last read or written, as far as the file system tells.
+        last_used: When its images were last read or written, as far as the file system records it.
     """
 
     folder: Path
@@ -32,12 +32,12 @@ class Cache:
 
 
 def cache_root() -> Path:
-    """Return the folder of all caches that training makes unless it is told another."""
+    """Return the folder in which training keeps its caches by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "densecal" / "packed"
 
 
 def list_caches() -> list[Cache]:
-    """Return the caches in the user's cache folder, the largest first. Links lead to something else."""
+    """Return the caches in the user's cache folder, the largest first. Links are skipped."""
     root = cache_root()
     folders = [folder for folder in sorted(root.iterdir()) if not folder.is_symlink()] if root.is_dir() else []
     caches = [read_cache(folder) for folder in folders]
@@ -45,7 +45,7 @@ def list_caches() -> list[Cache]:
 
 
 def read_cache(folder: Path) -> Cache | None:
-    """Return what a cache holds, or ``None`` if a folder is not one."""
+    """Return the properties of a cache, or ``None`` if the folder is not one."""
     try:
         manifest = read_json(folder / MANIFEST, "a manifest")
         if manifest["format"] != FORMAT:
@@ -64,10 +64,10 @@ def read_cache(folder: Path) -> Cache | None:
 
 
 def clear_caches() -> list[Cache]:
-    """Remove the caches in the user's cache folder, and nothing else that is there.
+    """Remove the caches in the user's cache folder, and nothing else in it.
 
     Returns:
-        What was removed.
+        The caches that were removed.
 
     Raises:
         InputError: A cache cannot be removed.

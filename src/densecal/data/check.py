@@ -30,7 +30,7 @@ KINDS = {
     "labels": "masks with unknown labels",
     "empty-mask": "masks without foreground (or valid pixels)",
     "full-mask": "masks without background",
-    "one-sided": "sets whose masks all say the same",
+    "one-sided": "sets whose masks all hold the same value",
     "duplicate": "identical images",
     "near-duplicate": "near-identical images",
     "shared": "images identical to one of the other set",
@@ -39,9 +39,9 @@ KINDS = {
     "similar-shared": "images similar to one of the other set",
     "grey-mask": "masks with grey values, cut at > 127",
 }
-"""Everything that is looked for."""
+"""All kinds of findings, with their descriptions."""
 NOTES = ("similar", "similar-shared", "grey-mask")
-"""Kinds that are worth knowing about but are not faults."""
+"""Kinds that are worth knowing but are not faults."""
 COPIES = ("duplicate", "near-duplicate", "shared", "near-shared", "similar", "similar-shared")
 """Kinds whose findings are pairs (or groups) of images."""
 
@@ -52,8 +52,8 @@ class Finding:
 
     Attributes:
         kind: A key of ``KINDS``.
-        files: The files it is about.
-        detail: What they hold, and what was expected.
+        files: The files concerned.
+        detail: Their content, and what was expected.
     """
 
     kind: str
@@ -66,10 +66,10 @@ class Report:
     """What was checked and what was found.
 
     Attributes:
-        files: The data set.
+        files: The files of the data set.
         classes: 1 for foreground masks, else the number of classes.
         against: The sets it was compared with.
-        findings: All of them, in the order of ``KINDS``.
+        findings: All findings, in the order of ``KINDS``.
     """
 
     files: Files
@@ -83,12 +83,12 @@ class Report:
         return all(finding.kind in NOTES for finding in self.findings)
 
     def by_kind(self) -> dict[str, list[Finding]]:
-        """Return the findings by kind, without the kinds of which there are none."""
+        """Return the findings by kind, without kinds that have none."""
         groups = {kind: [finding for finding in self.findings if finding.kind == kind] for kind in KINDS}
         return {kind: findings for kind, findings in groups.items() if findings}
 
     def count(self, kind: str) -> str:
-        """Return how much there is of a kind: "3 pairs among 5 images" for copies, else the number of findings."""
+        """Return the extent of a kind: "3 pairs among 5 images" for copies, else the number of findings."""
         findings = self.by_kind().get(kind, [])
         if kind not in COPIES:
             return f"{len(findings):,}"
@@ -176,7 +176,7 @@ def check(
 
 
 def _recognise(files: Files) -> Files:
-    """Recognise the paper's textures, which have no name of a folder in common, by their own names."""
+    """Recognise the paper's textures by their names, because their folder may have any name."""
     if files.layout is not None or files.masks or not files.images:
         return files
     known = files.images.keys() & set(published_list(TEXTURES))
@@ -186,7 +186,7 @@ def _recognise(files: Files) -> Files:
 
 
 def _continue_count(before: int, total: int, progress: Progress) -> Progress:
-    """Report progress as part of a total, after what was done before."""
+    """Report progress as part of a total, following on what is done already."""
 
     def report(title: str, done: int, _: int, /, **figures: float) -> None:
         progress(title, before + done, total)
@@ -195,19 +195,19 @@ def _continue_count(before: int, total: int, progress: Progress) -> Progress:
 
 
 def _is_relevant(finding: Finding, files: Files) -> bool:
-    """Return whether a finding matters for this set: some sets hold images without an object on purpose."""
+    """Return whether a finding matters for this set: some sets contain images without an object on purpose."""
     return finding.kind != "empty-mask" or files.layout is None or not files.layout.empty_masks
 
 
 @dataclass
 class _Facts:
-    """What was learned about one sample."""
+    """Findings and properties of one sample."""
 
     findings: list[Finding] = field(default_factory=list)
     look: Look | None = None
     mask_digest: bytes | None = None
     lowest: int | None = None
-    """Lowest level of the mask, cut at > 127 if it is one of foreground; ``None`` if there is nothing but void."""
+    """Lowest level of the mask (foreground masks are cut at > 127); ``None`` if all of it is void."""
     highest: int | None = None
 
 
@@ -289,7 +289,7 @@ def _foreground_faults(counts: NDArray[np.int64]) -> list[tuple[str, str]]:
 
 
 def _files_missing(files: Files) -> list[Finding]:
-    """Return names without a partner, and a count that is not the published one."""
+    """Return findings for names without a partner, and for a number of images other than the published one."""
     listed = published_list(files.layout.published) if files.layout and files.layout.published else ()
     findings = [Finding("absent", (name,)) for name in (*files.absent, *sorted(set(listed) - files.images.keys()))]
     if files.masks:
@@ -317,7 +317,7 @@ def _one_sided(files: Files, facts: list[_Facts], classes: int) -> list[Finding]
 
 
 def _looks(reading: _Reading, facts: list[_Facts]) -> tuple[list[str], list[Look], list[bytes | None]]:
-    """Return where the readable images are, their looks, and the digests of their masks."""
+    """Return the locations of the readable images, their looks, and the digests of their masks."""
     seen = [
         (str(reading.source.image_location(name)), fact.look, fact.mask_digest)
         for name, fact in zip(reading.names, facts, strict=True)

@@ -27,14 +27,14 @@ CHUNK = 16
 
 
 class Facts(NamedTuple):
-    """What is known about a sample before resizing.
+    """Properties of a sample before resizing.
 
     Attributes:
         height: Height of the image.
         width: Width of the image.
-        grey: Whether the mask held grey values.
-        lowest: Lowest level or label of the mask, void apart; ``None`` if all of it is void.
-        highest: The highest.
+        grey: Whether the mask holds grey values.
+        lowest: Lowest level or label of the mask, except void; ``None`` if all of it is void.
+        highest: Highest level or label.
     """
 
     height: int
@@ -56,16 +56,16 @@ class Task(Protocol[T]):
         ...
 
     def run(self, start: int) -> list[T]:
-        """Do the chunk that starts there and return one result per sample."""
+        """Process the chunk that starts at a position, and return one result per sample."""
         ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to decode, and the two preallocated files it goes to.
+    """Samples to decode, and the two preallocated files for them.
 
     Attributes:
-        source: Where images and masks are read.
+        source: Source of the images and masks.
         names: Samples, in the order of the files.
         size: Side in pixels.
         classes: 1 for foreground masks, else the number of classes.
@@ -83,7 +83,7 @@ class Job:
     masks: Path
 
     def run(self, start: int) -> list[Facts]:
-        """Decode one chunk and write it where it belongs."""
+        """Decode one chunk and write it at its position in the files."""
         facts = []
         # Plain writes, not a memory map: on a full disk they raise an error, while a map kills the process.
         with self.images.open("r+b") as images, self.masks.open("r+b") as masks:
@@ -113,12 +113,12 @@ class Reading:
     """Samples to read into memory: images resized, masks as they are.
 
     Attributes:
-        source: Where images and masks are read.
+        source: Source of the images and masks.
         names: Samples.
         size: Side of the images.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: The label of void pixels in K-class masks.
-        without_foreground: Do not read masks; all are empty.
+        without_foreground: Whether all masks are empty, and are not read.
     """
 
     source: SampleSource
@@ -150,7 +150,7 @@ def read_sample(
     """Read and check an image and its mask: foreground masks become 0 and 255, label masks hold known labels.
 
     Returns:
-        Image, mask, and whether the mask held grey values.
+        Image, mask, and whether the mask holds grey values.
     """
     image, mask = source.image(name), source.mask(name, classes)
     if image.shape[:2] != mask.shape:
@@ -179,19 +179,19 @@ def decode_all(
     progress: Progress = silent,
     folder: Path | None = None,
 ) -> list[T]:
-    """Do a task on every sample, in several processes.
+    """Run a task on every sample, in several processes.
 
     Args:
         task: The samples and what to do with them.
         workers: Processes; ``None`` for one per core, 1 for this process alone.
         progress: Called with the number of samples done.
-        folder: Where to put a temporary file for the processes; the system's folder for them unless given.
+        folder: Folder for a temporary file that the processes share; by default the system's.
 
     Returns:
         One result per sample, in order.
 
     Raises:
-        InputError: A file is bad. The error names the first one, and the rest is not decoded.
+        InputError: A file is invalid. The error names the first such file, and the rest is not decoded.
     """
     starts = range(0, len(task.names), CHUNK)
     workers = min(workers or cores(), len(starts))
@@ -236,7 +236,7 @@ def _start_worker(content: Path) -> None:
     global _task
     _task = pickle.loads(content.read_bytes())
     if sys.platform != "win32":
-        os.nice(5)  # the caller may be busy on the same cores, for example building a network
+        os.nice(5)  # the caller may be busy on the same cores, for example with building a network
 
 
 def _run(start: int) -> list[Any]:

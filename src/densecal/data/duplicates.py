@@ -1,7 +1,7 @@
 """Images that occur twice: identical, near-identical (another size, encoding, brightness, crop), or merely similar.
 
-A constant border (the black frame of an endoscope, letterbox bars) says nothing about what an image shows, so it is
-cut off, and what is left of it in the corners is masked. What remains becomes a thumbnail without its slow changes of
+A constant border (the black frame of an endoscope, letterbox bars) carries no information about the image, so it is
+cut off, and what remains of it in the corners is masked. What remains becomes a thumbnail without its slow changes of
 brightness, which unrelated images of one kind have in common. Pairs whose coarse thumbnails correlate are aligned by
 scale and shift, so that a crop lies on its original, and then compared in finer detail.
 """
@@ -29,7 +29,7 @@ MIN_SIMILAR = 0.75
 MIN_NEAR = 0.92
 """Least correlation of the aligned detail of near-identical images."""
 MAX_OUTSIDE = 0.015
-"""Share of a side by which a near-identical image may reach beyond the image it was cut from."""
+"""Share of a side by which a near-identical image may extend beyond the image it was cut from."""
 MIN_OVERLAP = 0.4
 """Least share of each image's content that both must show."""
 MIN_ISLAND = 0.05
@@ -46,7 +46,7 @@ _STEPS = 6
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A thumbnail of an image, or of what a constant border leaves of it.
+    """A thumbnail of an image, or of the part inside its constant border.
 
     Attributes:
         thumbnail: float16 (64, 64): grey values.
@@ -59,7 +59,7 @@ class View:
 
 @dataclass(frozen=True)
 class Look:
-    """What is kept of an image to find its copies.
+    """What is stored of an image to find its copies.
 
     Attributes:
         digest: Hash of the pixels.
@@ -143,7 +143,7 @@ def near_copies(first: Sequence[Look], second: Sequence[Look] | None = None) -> 
 
 
 def _candidates(first: Sequence[Look], second: Sequence[Look]) -> list[tuple[int, int]]:
-    """Return the pairs whose coarse thumbnails correlate, as whole images or as what borders leave of them."""
+    """Return the pairs whose coarse thumbnails correlate, those of whole images or those inside their borders."""
     if not first or not second:
         return []
     candidates: set[tuple[int, int]] = set()
@@ -164,7 +164,7 @@ def _signature(view: View) -> NDArray[np.float32]:
 
 
 def _detail(view: View, narrow: float, wide: float) -> NDArray[np.float32]:
-    """Return what lies between two scales of the content, and 0 where there is no content.
+    """Return the detail between two scales of the content, 0 where there is no content.
 
     Args:
         view: The view.
@@ -182,12 +182,12 @@ def _detail(view: View, narrow: float, wide: float) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1024)
 def _details(view: View) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return coarse and fine detail. An image takes part in many comparisons."""
+    """Return coarse and fine detail, cached because an image takes part in many comparisons."""
     return _detail(view, *_COARSE), _detail(view, *_FINE)
 
 
 def _content(grey: Image.Image) -> NDArray[np.bool_]:
-    """Return which pixels do not belong to a constant border, for the image at 256 pixels along its longer side."""
+    """Return which pixels are outside a constant border, with the image scaled to 256 pixels along its longer side."""
     scale = min(1.0, _BORDER_SIDE / max(grey.size))
     small = grey.resize((max(1, round(grey.width * scale)), max(1, round(grey.height * scale))), Image.Resampling.BOX)
     values = np.asarray(small).astype(np.int16)
@@ -215,8 +215,7 @@ def _compare(first: View, second: View) -> tuple[float, bool]:
     """Align two images.
 
     Returns:
-        The correlation of their detail where both show content, and whether one shows nothing that lies outside the
-        other.
+        The correlation of their detail where both show content, and whether one shows nothing that the other does not.
     """
     (coarse, fine), (other_coarse, other_fine) = _details(first), _details(second)
     if min(detail.std() for detail in (coarse, fine, other_coarse, other_fine)) < MIN_DETAIL:

@@ -41,7 +41,7 @@ def salt_and_pepper(masks: Tensor, draws: Tensor) -> Tensor:
 
     Args:
         masks: (B, 1, H, W).
-        draws: As many uniform numbers.
+        draws: Uniforms of the same shape.
     """
     u = draws.view_as(masks)
     return torch.where(u < NOISY_SHARE, (u < NOISY_SHARE / 2).to(masks.dtype), masks)

@@ -14,17 +14,17 @@ _CROP_SIDES = (0.15, 0.6)  # of the side
 
 
 def choose_samples(ids: Tensor, epoch: int, seed: int, share: float) -> Tensor:
-    """Choose the samples of a batch that lose their information this epoch by (seed, epoch, index): bool (B,)."""
+    """Choose, by (seed, epoch, index), the samples of a batch that lose their information this epoch: bool (B,)."""
     return (uniform(seed, epoch, ids, Stream.INFORMATIONLESS_KIND, 2)[:, 0] < share) & (ids >= 0)
 
 
 def without_information(images: Tensor, masks: Tensor, index: Tensor, epoch: int, seed: int) -> Tensor:
     """Remove the objects from images.
 
-    This happens in one of three ways, each with probability 1/3. The phases of the frequencies are drawn anew, which
-    keeps the spectrum and no shape. Or 8 x 8 patches are shuffled, which keeps textures and no object. Or a part
-    without any foreground is enlarged to the whole, which keeps a real surface; if there is no such part, patches are
-    shuffled.
+    This happens in one of three ways, each with probability 1/3. The phases of the frequencies are randomised, which
+    keeps the spectrum but no shape. Or 8 x 8 patches are shuffled, which keeps textures but no object. Or a part
+    without any foreground is enlarged to the whole image, which keeps a real surface; if there is no such part,
+    patches are shuffled.
 
     Args:
         images: (B, 3, H, W) floats in [0, 1].
@@ -80,7 +80,7 @@ def background_crop(images: Tensor, masks: Tensor, draws: Tensor, otherwise: Ten
         images: (B, 3, H, W).
         masks: (B, 1, H, W).
         draws: Uniforms (B, 3 * squares): side, x and y of each.
-        otherwise: What an image becomes if all squares contain foreground.
+        otherwise: Images to use where all squares contain foreground.
     """
     batch, _, height, width = images.shape
     size, x, y = draws.view(batch, 3, -1).unbind(dim=1)
@@ -93,7 +93,7 @@ def background_crop(images: Tensor, masks: Tensor, draws: Tensor, otherwise: Ten
     def corner(row: Tensor, column: Tensor) -> Tensor:
         return table.gather(1, row * (width + 1) + column)
 
-    # half a pixel more on each side, for the interpolation
+    # half a pixel more on each side for interpolation
     top_, left_ = (top * height - 0.5).clamp(min=0).long(), (left * width - 0.5).clamp(min=0).long()
     bottom = ((top + side) * height + 0.5).ceil().long().clamp(max=height)
     right = ((left + side) * width + 0.5).ceil().long().clamp(max=width)

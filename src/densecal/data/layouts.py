@@ -16,12 +16,12 @@ from densecal.io.folders import image_files, is_image_name, subfolders
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "gt", "gts", "groundtruth", "groundtruthmask", "gtobject")
-"""What folders of images and masks are called in any set, without case and punctuation."""
+"""Names of folders of images and masks that any set may use, without case and punctuation."""
 
 _DEPTH = 2
-"""Folders between the path and the set: archives unpack into a folder of their own, some into two."""
+"""Levels of folders between the path and the set: archives unpack into a folder of their own, some into two."""
 _LIST_DEPTH = 4
-"""Folders above a list to search: lists lie in the folder of their set or a few folders deeper."""
+"""Levels of folders to search above a list: lists lie in the folder of their set or a few levels deeper."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Layout:
     """A published data set.
 
     Attributes:
-        name: What it is called.
-        home: Where to download it.
+        name: Name of the set.
+        home: Address for downloading it.
         task: What its masks show.
         counts: The published numbers of images; several if parts of it are distributed too.
-        folders: Its own names of folders of images and masks, besides ``IMAGE_FOLDERS`` and ``MASK_FOLDERS``.
+        folders: Names of its folders of images and masks, besides ``IMAGE_FOLDERS`` and ``MASK_FOLDERS``.
         aliases: Further names of its folder or zip, without case and punctuation.
-        part: Which part it is, of a set that has one name for several parts.
+        part: Name of the part, for a set that has one name for several parts.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels.
-        empty_masks: Whether it has images without foreground on purpose.
+        empty_masks: Whether it contains images without foreground on purpose.
         by_class: Whether there is one folder of images per class.
-        lists: List files, any one of which names the images of the set, where its folders hold more.
-        held_out: List file of the images that do not belong to the set, for copies without any of ``lists``.
+        lists: List files, each of which names the images of the set, if its folders hold more.
+        held_out: List file of the images that do not belong to the set, for copies that lack all of ``lists``.
         published: A list of ``published_lists``, whose images the set should hold.
         has_masks: Whether it must have masks.
     """
@@ -86,7 +86,7 @@ WITHOUT_OBJECTS = Layout(
     "DTD without objects", _DTD, "textures without a salient object, no masks", (500,), aliases=("dtdtexture500",),
     empty_masks=True, published=TEXTURES, has_masks=False,
 )  # fmt: skip
-"""The textures of DTD that the paper chose, under the name that its authors' code gives them."""
+"""The textures of DTD that the paper uses, under the name in its authors' code."""
 
 LAYOUTS = (
     Layout("DUTS-TR", _DUTS, "salient objects", (10_553,), (("DUTS-TR-Image", "DUTS-TR-Mask"),), ("dutstrain",)),
@@ -130,7 +130,7 @@ LAYOUTS = (
     Layout(
         "NC4K", "https://github.com/JingZhang617/COD-Rank-Localize-and-Segment", "camouflaged objects", (4_121,),
     ),
-    # no count: its authors, its users and the paper each give a different one
+    # no count: its authors, its users and the paper give different ones
     Layout("SMOKE5K train", _SMOKE5K, "smoke", (), part="train"),
     Layout("SMOKE5K test", _SMOKE5K, "smoke", (400,), part="test"),
     Layout(
@@ -153,13 +153,13 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class LayoutMatch:
-    """Where the images and masks of a set are.
+    """Locations of the images and masks of a set.
 
     Attributes:
         layout: The published set, or ``None`` for one that is not in the table.
         images: Folder of images.
         masks: Folder of masks, if any.
-        names: The names that belong to the set, if the folders hold more.
+        names: Names of the images that belong to the set, if the folders hold more.
     """
 
     layout: Layout | None
@@ -193,11 +193,11 @@ def find_layout(path: str | Path) -> LayoutMatch | None:
 
 
 def identify(path: str | Path, images: str | Path | None = None) -> Layout | None:
-    """Name the published set that a path, existing or not, is named after.
+    """Return the published set that a path, existing or not, is named after.
 
     Args:
         path: The set's folder or zip.
-        images: Its folder of images, if that is known.
+        images: Its folder of images, if known.
     """
     whole = Path(os.path.abspath(path))
     name = plain(whole.stem if whole.suffix.lower() in (".zip", ".txt") else whole.name)
@@ -222,7 +222,7 @@ def plain(name: str) -> str:
 
 
 def kind_of_folder(folder: PurePosixPath) -> str:
-    """Return ``images`` or ``masks`` if the path of a folder in an archive says that it holds them, else ``""``."""
+    """Return ``images`` or ``masks`` if a folder in an archive holds these by its path, else ``""``."""
     parts = [plain(part) for part in folder.parts]
     for layout in LAYOUTS:
         # the folders of a part, and of a set that is defined by a list, hold more than the set
@@ -236,7 +236,7 @@ def kind_of_folder(folder: PurePosixPath) -> str:
 
 
 def listed_names(path: Path) -> list[str]:
-    """Return the names in a list file: the first word of each line, without folder and suffix if it is a path."""
+    """Return the names in a list file: the first word of each line, without the folder and suffix of a path."""
     return [_name(word) for word in _first_words(path)]
 
 
@@ -254,7 +254,7 @@ def _is_own(layout: Layout, folder: str) -> bool:
 
 
 def _find_in(root: Path) -> LayoutMatch | None:
-    """Return the set whose folder this is."""
+    """Return the set whose folder is given."""
     matches: dict[Path, LayoutMatch] = {}
     for layout in LAYOUTS:
         for images, masks in layout.folders:
@@ -268,7 +268,7 @@ def _find_in(root: Path) -> LayoutMatch | None:
 
 
 def _match_without_masks(root: Path) -> dict[Path, LayoutMatch]:
-    """Return the sets that are named by the folder and lack their masks, by the folder of images."""
+    """Return a set that lacks its masks, recognised by the name of the folder and by its folder of images."""
     return {
         root / images: LayoutMatch(layout, root / images, None)
         for layout in LAYOUTS
@@ -278,7 +278,7 @@ def _match_without_masks(root: Path) -> dict[Path, LayoutMatch]:
 
 
 def _match_own_folders(root: Path, layout: Layout, images: Path, masks: Path) -> LayoutMatch:
-    """Return the match of a set's own folders, with the layout that the name says: sets may share names of folders."""
+    """Return the match of a set's own folders. The name of the set decides, as sets may share names of folders."""
     known = layout if layout.lists else identify(root, images)
     if layout.lists:
         return LayoutMatch(known, images, masks, _members(root, layout, masks))
@@ -297,7 +297,7 @@ def _match_usual_folders(root: Path) -> LayoutMatch | None:
 
 
 def _folder_named(root: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the one folder with one of these names; of several, the one that is exactly the first name."""
+    """Return the only folder with one of these names; of several, the one that has exactly the first name."""
     folders = [folder for folder in subfolders(root) if plain(folder.name) in names]
     if len(folders) > 1 and root / names[0] not in folders:
         several = ", ".join(folder.name for folder in folders)
@@ -323,7 +323,7 @@ def _find_part(images: Path) -> LayoutMatch | None:
 
 
 def _find_below(path: Path, depth: int) -> LayoutMatch | None:
-    """Return the one set in the folders below."""
+    """Return the only set in the folders below."""
     matches = {}
     for folder in subfolders(path) if depth else ():
         if not any(image_files(folder)):
@@ -342,7 +342,7 @@ def _several_sets(path: Path, folders: Iterable[Path]) -> InputError:
 
 
 def _members(root: Path, layout: Layout, masks: Path) -> frozenset[str]:
-    """Return the names of the set, from its list, or from the list of those that it leaves out."""
+    """Return the names of the set, from its list or from the list of the names that it excludes."""
     for name in layout.lists:
         if (root / name).is_file():
             return frozenset(listed_names(root / name))
@@ -353,7 +353,7 @@ def _members(root: Path, layout: Layout, masks: Path) -> frozenset[str]:
 
 
 def _find_by_list(path: Path) -> LayoutMatch | None:
-    """Return the set that contains a list of bare names; a list of paths relative to itself needs no search."""
+    """Return the set that contains a list of bare names. A list of paths relative to itself needs no search."""
     path = Path(os.path.abspath(path))
     words = _first_words(path)
     if not words or os.path.isfile(path.parent / words[0]):
@@ -362,7 +362,7 @@ def _find_by_list(path: Path) -> LayoutMatch | None:
     for root in path.parents[:_LIST_DEPTH]:
         matches = [match for match in _candidates(root) if names[0] in _image_stems(match)]
         if matches:
-            # VOC has two folders of masks, of which perhaps only one holds the masks of a list
+            # VOC has two folders of masks, and perhaps only one holds the masks of a list
             best = min(matches, key=lambda match: len(set(names) - _mask_stems(match)))
             layout = best.layout
             if layout is not None and path not in [root / name for name in layout.lists]:

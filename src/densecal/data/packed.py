@@ -44,22 +44,22 @@ VERSION = 2
 _LOG = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 26
-"""Bytes that are copied to a device at a time."""
+"""Number of bytes that are copied to a device at a time."""
 _SYNC_BYTES = 1 << 28
-"""Bytes written between two calls of fsync; fewer would wait for the disk too often."""
+"""Number of bytes written between two calls of fsync. With fewer, writing would wait for the disk too often."""
 
 
 class Packed:
     """An open cache: ``images`` uint8 (N, size, size, 3) and ``masks`` uint8 (N, size, size), read-only maps.
 
     Attributes:
-        folder: Where the cache lies.
+        folder: Folder of the cache.
         names: Sample names; the position is the sample id.
         size: Side of the images in pixels.
         classes: 1 for soft foreground masks (0 to 255), else the number of classes of the label masks.
         original_sizes: (height, width) of every image before resizing.
-        warnings: What was noticed while packing, such as masks with grey values.
-        rebuilt: Why ``pack`` built the cache again; empty if it was used as it was.
+        warnings: Warnings from packing, such as masks with grey values.
+        rebuilt: Why ``pack`` rebuilt the cache; empty if the existing one was used.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Packed:
         return len(self.names)
 
     def __reduce__(self) -> tuple[Callable[..., Packed], tuple[Path, dict[str, Any]]]:
-        """Let another process map the files again instead of sending it their content."""
+        """Make another process map the files, instead of sending it their content."""
         return _reopen, (self.folder, self._manifest)
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ class Packed:
         gathered = []
         for data in (self.images, self.masks):
             out = torch.empty((len(rows), *data.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
-            # Any mode but "raise" lets numpy write into `out` without a buffer; the bounds are checked above.
+            # With any mode but "raise", NumPy writes into `out` without a buffer. The bounds are checked above.
             np.take(data, rows, axis=0, out=out.numpy(), mode="clip")
             gathered.append(out)
         return gathered[0].permute(0, 3, 1, 2), gathered[1]
@@ -115,7 +115,7 @@ class Packed:
         """Move the whole cache to a CUDA device if it takes at most half of the free memory there.
 
         Args:
-            device: Where training runs.
+            device: Device of the training.
 
         Returns:
             Whether ``batch`` now gathers on the device; always ``False`` for other devices, which read the map.
@@ -133,11 +133,11 @@ class Packed:
 
 
 def open_packed(folder: str | Path, verify: bool = False) -> Packed:
-    """Open a cache that ``pack`` built. Sizes, the manifest and some blocks of the data are always checked.
+    """Open a cache that ``pack`` built. Its sizes, its manifest and some blocks of its data are always checked.
 
     Args:
         folder: The cache.
-        verify: Also read all of the data and compare its hashes with the manifest.
+        verify: Also read all data and compare the hashes with the manifest.
 
     Raises:
         InputError: The folder does not hold a complete cache.
@@ -168,23 +168,23 @@ def pack(
         source: Where images and masks are read.
         names: Samples, in the order of their ids.
         size: Side of the square images in pixels.
-        folder: The cache; must be new, empty, or a cache.
+        folder: Folder of the cache; must be new, empty, or a cache.
         classes: 1 for foreground masks, else the number of classes.
         workers: Decoding processes; ``None`` takes one per core, 1 decodes in this process. A script that packs
             with several must guard its main part with ``if __name__ == "__main__"``, as for any process pool.
         progress: Called with the number of samples packed.
-        verify: Read all data of an existing cache and check its hashes, not only some blocks.
+        verify: Read all data of an existing cache and check its hashes, instead of only some blocks.
         ignore_index: The label of void pixels in K-class masks; other labels outside 0..K-1 are an error.
 
     Returns:
         The open cache; ``rebuilt`` says why an existing one was not used.
 
     Raises:
-        InputError: A file is bad, in which case nothing is left behind, or the folder holds other files.
+        InputError: A file is invalid (nothing is then left behind), or the folder holds other files.
     """
     folder = Path(folder).absolute()
     if size < 1 or classes < 1:
-        raise ValueError(f"found size={size}, classes={classes}; expected positive integers")
+        raise ValueError(f"size={size}, classes={classes}; expected positive integers")
     wanted = _description(source, names, size, classes, ignore_index)
     refuse_other_files(folder)
     existing = _try_open(folder, wanted, verify)
@@ -199,8 +199,8 @@ def pack(
             _build(build, source, wanted, workers, progress)
             packed = _publish(build, folder, wanted, verify)
     except OSError as error:
-        need = f"a folder that can be written, with {len(names) * size * size * 4:,} bytes free"
-        raise InputError(folder.parent, error.strerror or str(error), need) from error
+        expected = f"a folder that can be written to, with {len(names) * size * size * 4:,} bytes free"
+        raise InputError(folder.parent, error.strerror or str(error), expected) from error
     packed.rebuilt = existing
     return packed
 
@@ -208,9 +208,9 @@ def pack(
 def _description(source: Source, names: Sequence[str], size: int, classes: int, ignore_index: int) -> dict[str, Any]:
     """Return the part of the manifest that is known before decoding; a cache that agrees with it is current."""
     if not names:
-        raise InputError("names", "no samples", "at least one")
+        raise InputError("names", "no samples", "at least one sample")
     if len(set(names)) != len(names):
-        raise ValueError("names: found a name twice; expected unique names")
+        raise ValueError("names: a name occurs twice; expected unique names")
     unknown = sorted(set(names) - set(source.names))
     if unknown:
         raise InputError("names", f"{unknown[0]!r}, which is not in the source", "names of the source")
@@ -230,7 +230,7 @@ def _description(source: Source, names: Sequence[str], size: int, classes: int, 
 
 
 def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool | None) -> Packed | str:
-    """Open a cache, or say why it cannot be used. All data is checked, some of it, or with ``None`` none."""
+    """Open a cache, or return why it cannot be used. ``verify`` checks all data, some of it, or (``None``) none."""
     if not folder.exists():
         return "does not exist"
     try:
@@ -238,7 +238,7 @@ def _try_open(folder: Path, wanted: dict[str, Any] | None, verify: bool | None) 
     except InputError:
         return "an unreadable manifest" if (folder / MANIFEST).exists() else "no manifest"
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        return "a manifest of something else"
+        return "a manifest of another kind"
     if manifest.get("version") != VERSION:
         return f"format version {manifest.get('version')} (wanted {VERSION})"
     if wanted is not None:
@@ -327,7 +327,7 @@ def _warnings(names: Sequence[str], facts: Sequence[Facts], classes: int) -> lis
 
 @dataclass
 class _Filling:
-    """A file that is hashed and synced while it is filled from its start; at the end both would take seconds."""
+    """A file that is hashed and synced while it is filled from its start. At the end, both would take seconds."""
 
     path: Path
     sample: int
@@ -352,7 +352,7 @@ class _Filling:
 
 
 def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) -> Packed:
-    """Rename a finished build to its folder, or use the same cache of another process that was first."""
+    """Rename a finished build to its folder, or use the equal cache of a process that was faster."""
     own = _try_open(build, wanted, verify=False)
     if isinstance(own, str):
         raise InputError(build, own, "the cache just built")
@@ -363,7 +363,7 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:
-            own.folder = folder  # the maps stay open, whatever happens to the folder from here on
+            own.folder = folder  # the maps stay open, whatever happens to the folder afterwards
             return own
         other = _try_open(folder, wanted, verify)
         if isinstance(other, Packed):
@@ -376,7 +376,7 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
 
 
 def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
-    packed = _try_open(folder, None, verify=None)  # the process that sends it has checked it
+    packed = _try_open(folder, None, verify=None)  # the sending process has checked it
     if isinstance(packed, str):
         raise InputError(folder, packed, "the cache that was open")
     if packed._manifest["sha256"] != manifest["sha256"]:
@@ -385,7 +385,7 @@ def _reopen(folder: Path, manifest: dict[str, Any]) -> Packed:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    """Return the hash of everything else in a manifest."""
+    """Return the hash of a manifest, without its digest."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

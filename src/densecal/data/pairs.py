@@ -1,4 +1,4 @@
-"""Which maps belong to which masks: by file stem, in folders, in data sets and in lists."""
+"""Matching maps with masks: by file stem, in folders, in data sets and in lists."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _MASKS = "a folder of masks, a data set, or a list of lines IMAGE MASK"
 
 @dataclass(frozen=True)
 class Plan:
-    """Which maps belong to which masks, and how both are read.
+    """The pairs of maps and masks, and how both are read.
 
     Attributes:
-        pairs: Sorted by stem.
+        pairs: The pairs, sorted by stem.
         unpaired: An error for each file that has no partner.
         options: How maps and masks are stored.
         classes: K; ``None`` for foreground maps.
         ignore_index: Label of void pixels.
         class_names: Names of the classes.
-        regions: What the sigmoids of multi-label maps stand for; empty for other maps, and once one is chosen.
+        regions: Regions of multi-label maps; empty for other maps, and once one is chosen.
         notes: What the layouts recognised, one line each.
-        reads: Files that the layouts read to know all this.
+        reads: Files that the layouts read.
     """
 
     pairs: list[Pair]
@@ -67,7 +67,7 @@ def find_plan(
     class_names: tuple[str, ...] = (),
     skip_bad: bool = False,
 ) -> Plan:
-    """Find which maps belong to which masks, and what the folders say of how they are read.
+    """Find which maps belong to which masks, and what the folders tell about how to read them.
 
     Args:
         predictions: Folder of maps.
@@ -76,10 +76,10 @@ def find_plan(
         classes: K, if given.
         ignore_index: Label of void pixels, if given.
         class_names: Names of the classes, if given.
-        skip_bad: List files without a partner in place of refusing them.
+        skip_bad: List files without a partner instead of refusing them.
 
     Raises:
-        InputError: Files have no partner, or could be laid out in two ways.
+        InputError: Files have no partner, or their layout is ambiguous.
     """
     check_folder(predictions, "a folder of prediction maps")
     with listed_once():
@@ -104,7 +104,7 @@ def _with_regions(plan: Plan, predictions: Path) -> Plan:
     """Return a plan with a region for every channel of multi-label maps whose layout does not name them."""
     if plan.regions or not plan.options.multilabel:
         if plan.options.region is not None and not plan.regions:
-            raise InputError("--region", plan.options.region, "maps of regions: --multilabel as well")
+            raise InputError("--region", plan.options.region, "maps of several regions, or --multilabel as well")
         return plan
     if not plan.classes:
         raise InputError(predictions, "--multilabel", "--classes K as well, the number of probabilities per pixel")
@@ -113,7 +113,7 @@ def _with_regions(plan: Plan, predictions: Path) -> Plan:
 
 
 def _choose_region(plan: Plan, predictions: Path) -> Plan:
-    """Return the plan of one region, whose maps are foreground maps, where one is asked for."""
+    """Return the plan of the requested region, whose maps are foreground maps, if one is requested."""
     name, names = plan.options.region, [region.name for region in plan.regions]
     if name is None or not plan.regions:
         return plan
@@ -133,8 +133,8 @@ def find_pairs(
     Args:
         predictions: Folder of maps.
         masks: Masks, as for `find_masks`.
-        skip_bad: Return files without a partner in place of refusing them.
-        strip: Ends of stems that are left out, such as ``_pred`` or ``_mask``.
+        skip_bad: Return files without a partner instead of refusing them.
+        strip: Endings that are removed from stems, such as ``_pred`` or ``_mask``.
 
     Returns:
         The pairs sorted by stem, and an error for each file that has no partner (empty unless
@@ -144,14 +144,14 @@ def find_pairs(
 
 
 def find_maps(predictions: Path, strip: tuple[str, ...] = ()) -> list[Pair]:
-    """List the maps of a plain folder, for images without foreground; ends of stems to strip are left out."""
+    """List the maps of a plain folder, for images without foreground, by their stems without the endings to strip."""
     return _match(predictions, None, [], strip, False)[0]
 
 
 def _match(
     predictions: Path, masks: Path | None, matches: list[Match], strip: tuple[str, ...], skip_bad: bool
 ) -> tuple[list[Pair], list[InputError]]:
-    """Match maps and masks; layouts say what they know of either, and the stems of files the rest."""
+    """Match maps and masks by what layouts recognise, and otherwise by the stems of files."""
     maps = next((match.maps for match in matches if match.maps is not None), None)
     if maps is None:
         stored = _by_stem(predictions, map_suffixes(), "prediction map", strip)
@@ -185,10 +185,10 @@ def _match(
 
 
 def _ends_hint(maps: list[str], truths: list[str]) -> str:
-    """Name the options that make the names of maps and masks the same, if these differ in their ends alone."""
+    """Name the options that make the names of maps and masks equal, if these differ only in their endings."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(maps[0], truths[0], strict=False))
     common = "".join(letter for letter, _ in same)
-    if common not in (maps[0], truths[0]):  # not in the middle of a word
+    if common not in (maps[0], truths[0]):  # do not split a word
         common = common.rstrip(ascii_letters).rstrip("_-. ")
     ends = tuple(end for end in (maps[0][len(common) :], truths[0][len(common) :]) if end)
     if not common or [_strip(stem, ends) for stem in maps] != [_strip(stem, ends) for stem in truths]:
@@ -206,7 +206,7 @@ def find_masks(masks: Path, strip: tuple[str, ...] = ()) -> dict[str, Path]:
     Args:
         masks: A folder of masks; the folder of a data set, with its masks under one of the usual names or as it was
             published; or a list file with lines ``IMAGE MASK``, whose masks are named by their images.
-        strip: Ends of stems that are left out.
+        strip: Endings that are removed from stems.
 
     Raises:
         InputError: There are no masks.
@@ -224,7 +224,7 @@ def find_masks(masks: Path, strip: tuple[str, ...] = ()) -> dict[str, Path]:
 
 
 def _folder_of_masks(folder: Path) -> Path:
-    """Return the only folder inside with a usual name, such as `Mask`, where a folder holds no masks itself."""
+    """Return the only inner folder with a usual name, such as `Mask`, if a folder itself holds no masks."""
     inner = [path for path in folders_in(folder) if plain(path.name) in MASK_FOLDERS]
     return inner[0] if len(inner) == 1 and not files_in(folder, MASK_SUFFIXES) else folder
 
@@ -235,7 +235,7 @@ def find_comparisons(
     """List the evaluations that a folder holds, each as (method, data set, maps, masks).
 
     ``predictions`` holds maps, or METHOD folders of maps, or METHOD/DATASET folders of maps; in the last case
-    ``masks`` holds a folder for every DATASET. Layouts with a folder per image hold maps.
+    ``masks`` holds a folder for every DATASET. A layout with a folder per image counts as maps.
     """
     check_folder(predictions, "a folder of prediction maps")
     if not exists(masks):
@@ -269,7 +269,7 @@ def _holds_maps(folder: Path, masks: Path, options: MapOptions) -> bool:
     except InputError:
         if options.layout == "auto":
             raise
-        return False  # the layout that --format names may be that of the folders inside
+        return False  # the layout that --format names may be that of the inner folders
 
 
 def check_folder(folder: Path, expected: str) -> None:
@@ -283,7 +283,7 @@ def check_folder(folder: Path, expected: str) -> None:
 def dataset_name(masks: Path) -> str:
     """Return the name of the mask folder, or that of its parent if the folder has a generic name such as `masks`.
 
-    A list is called what its file is called.
+    A list has the name of its file.
     """
     folder = masks.resolve()
     if masks.is_file():
@@ -292,26 +292,26 @@ def dataset_name(masks: Path) -> str:
     return folder.parent.name if folder.name.lower() in generic and folder.parent.name else folder.name
 
 
-def _by_stem(folder: Path, suffixes: tuple[str, ...], what: str, strip: tuple[str, ...] = ()) -> dict[str, Path]:
-    check_folder(folder, f"a folder of {what}s")
-    paths = _unique(((_strip(stem_of(path), strip), path) for path in files_in(folder, suffixes)), what)
+def _by_stem(folder: Path, suffixes: tuple[str, ...], kind: str, strip: tuple[str, ...] = ()) -> dict[str, Path]:
+    check_folder(folder, f"a folder of {kind}s")
+    paths = _unique(((_strip(stem_of(path), strip), path) for path in files_in(folder, suffixes)), kind)
     if not paths:
-        raise InputError(folder, f"no {what}{subfolder_hint(folder)}", f"files ending in {' '.join(suffixes)}")
+        raise InputError(folder, f"no {kind}{subfolder_hint(folder)}", f"files ending in {' '.join(suffixes)}")
     return paths
 
 
-def _unique(named: Iterable[tuple[str, Files]], what: str) -> dict[str, Files]:
+def _unique(files_by_name: Iterable[tuple[str, Files]], kind: str) -> dict[str, Files]:
     """Return files by name; each is a path, or the paths of a map with several files."""
     paths: dict[str, Files] = {}
-    for stem, files in named:
+    for stem, files in files_by_name:
         if stem in paths:
             first, second = (entry if isinstance(entry, Path) else entry[0] for entry in (paths[stem], files))
-            raise InputError(second, f"the same stem as {first.name}", f"one {what} per stem")
+            raise InputError(second, f"the same stem as {first.name}", f"one {kind} per stem")
         paths[stem] = files
     return paths
 
 
 def _strip(stem: str, ends: tuple[str, ...]) -> str:
-    """Return a stem without the first of the ends that it has and is not itself."""
+    """Return a stem without the first of the endings that it has. A stem that equals an ending stays."""
     end = next((end for end in ends if stem.endswith(end) and stem != end), "")
     return stem.removesuffix(end)

@@ -21,8 +21,8 @@ from densecal.runtime.progress import Progress, silent, track
 
 Field = NDArray[np.float64]
 
-_SHARED_SHIFT = 0.5  # share of the error of an outline that is the same all along it
-_SURE, _DOUBTFUL = 1.0, (0.2, 0.8)  # how likely an object is to be labelled; unlikely ones look fainter
+_SHARED_SHIFT = 0.5  # share of an outline's error that is constant along it
+_SURE, _DOUBTFUL = 1.0, (0.2, 0.8)  # how likely an object is to be labelled; less likely ones look fainter
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def generate(
         The scenes.
     """
     if count < 1 or size < 16 or seed < 0:
-        raise ValueError(f"found count={count}, size={size}, seed={seed}; expected >= 1, >= 16 and >= 0")
+        raise ValueError(f"count={count}, size={size}, seed={seed}; expected >= 1, >= 16 and >= 0")
     if not (softness >= 0 and 0 <= doubtful <= 1 and noise >= 0):
         raise ValueError(
-            f"found softness={softness}, doubtful={doubtful}, noise={noise}; expected >= 0, 0 to 1 and >= 0"
+            f"softness={softness}, doubtful={doubtful}, noise={noise}; expected >= 0, 0 to 1 and >= 0"
         )
     images = np.empty((count, size, size, 3), np.uint8)
     masks = np.empty((count, size, size), np.uint8)
@@ -104,13 +104,13 @@ def write(scenes: Scenes, folder: str | Path, progress: Progress = silent) -> No
 
     Args:
         scenes: What ``generate`` returned.
-        folder: Where to write.
+        folder: The folder to write to.
         progress: Called with the number of files written.
 
     Raises:
         InputError: The folder is not empty, or cannot be written.
     """
-    folder = Path(os.path.realpath(folder))  # a link to an empty folder stays
+    folder = Path(os.path.realpath(folder))  # keep a link to an empty folder
     if os.path.exists(folder) and (not folder.is_dir() or os.listdir(folder)):
         raise InputError(folder, "a file or a folder that is not empty", "a new or empty folder")
     build = folder.parent / f".{folder.name[:40]}.writing-{uuid.uuid4().hex}"
@@ -217,7 +217,7 @@ def _render(distances: list[Field], chances: list[float], noise: float, rng: np.
 
 
 def _contrast(rng: np.random.Generator) -> Field:
-    """Return how far sure objects are from the background in colour: a random direction of a fixed length."""
+    """Return the difference in colour between sure objects and background: a random direction of fixed length."""
     direction = rng.standard_normal(3)
     return 0.35 * direction / np.linalg.norm(direction)
 

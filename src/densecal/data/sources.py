@@ -23,7 +23,7 @@ from densecal.io.masks import read_mask
 from densecal.io.suffixes import IMAGE_SUFFIXES
 
 MAX_MEMBER_BYTES = 1 << 28
-"""Larger zip members are refused before they are unpacked."""
+"""Largest zip member that is unpacked."""
 
 _NAMES_IN_ERRORS = 5
 
@@ -48,7 +48,7 @@ class Location:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def fingerprint(self) -> str:
-        """Return text that changes when the file does, without reading its content."""
+        """Return text that changes when the file changes, without reading its content."""
         if self.member:
             return f"{self.member}|{self.size}|{self.crc:08x}"
         try:
@@ -79,17 +79,17 @@ class SampleSource(Protocol):
         ...
 
     def image_location(self, name: str) -> object:
-        """Return what messages about an image should name."""
+        """Return the name of an image in messages."""
         ...
 
     def mask_location(self, name: str) -> object:
-        """Return what messages about a mask should name."""
+        """Return the name of a mask in messages."""
         ...
 
 
 @dataclass
 class Source:
-    """Named pairs of an image and a mask, read when asked for; safe to share between threads and processes.
+    """Named pairs of an image and a mask, read on request; safe to share between threads and processes.
 
     Attributes:
         names: Sorted stems of the files; unique.
@@ -107,7 +107,7 @@ class Source:
         self.has_masks = bool(self._masks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out open zip files: another process opens its own."""
+        """Leave out open zip files, because another process opens its own."""
         return {**self.__dict__, "_zips": {}}
 
     def image(self, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -121,17 +121,17 @@ class Source:
         return read_mask(self._open(where), str(where), classes)
 
     def image_location(self, name: str) -> Location:
-        """Return where an image is, which messages about it should name."""
+        """Return the location of an image, for messages."""
         return self._images[name]
 
     def mask_location(self, name: str) -> Location:
-        """Return where a mask is, which messages about it should name."""
+        """Return the location of a mask, for messages."""
         if not self.has_masks:
             raise InputError(str(self._images[name]), "an image without a mask", "images with masks")
         return self._masks[name]
 
     def files(self) -> Iterator[Path]:
-        """Yield the files that images and masks are read from; a zip file is one of them for each of its members."""
+        """Yield the files that images and masks are read from. A zip file occurs once for each of its members."""
         return (where.path for where in (*self._images.values(), *self._masks.values()))
 
     def image_files(self, names: Iterable[str]) -> Iterator[Path]:
@@ -146,7 +146,7 @@ class Source:
     def _open(self, where: Location) -> Path | BinaryIO:
         if not where.member:
             return where.path
-        # A fork shares the file position with its parent, hence one handle per process.
+        # A forked process shares the file position with its parent, hence one handle per process.
         key = (os.getpid(), where.path)
         if key not in self._zips:
             self._zips[key] = Archive(where.path)
@@ -163,11 +163,11 @@ class Files:
     """The images and masks of a data set by name, whether or not they belong together.
 
     Attributes:
-        paths: What the user named.
+        paths: The paths that the user gave.
         images: Images by name.
         masks: Masks by name; empty for a set without masks.
-        absent: Names on the set's own list that no image has.
-        layout: The published data set, if it is in the table.
+        absent: Names on the set's own list that have no image.
+        layout: The published data set, if it is one.
     """
 
     paths: tuple[Path, ...]
@@ -177,13 +177,13 @@ class Files:
     layout: Layout | None = None
 
     def files(self) -> Iterator[Path]:
-        """Yield the files that are read, with those that the user named."""
+        """Yield the files that are read, preceded by the paths that the user gave."""
         yield from self.paths
         yield from (where.path for where in (*self.images.values(), *self.masks.values()))
 
     @property
     def where(self) -> str:
-        """What errors and reports call the set."""
+        """The name of the set in errors and reports."""
         return ", ".join(str(path) for path in self.paths)
 
 
@@ -206,7 +206,7 @@ def open_source(
         The source. Images and masks belong together when their names agree up to the suffix.
 
     Raises:
-        InputError: Something is missing, there twice, or without a partner.
+        InputError: Something is missing, occurs twice, or has no partner.
     """
     return _pair(find_files(images, masks))
 
@@ -228,7 +228,7 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
         return Files(paths, *_index_zips(paths), layout=_layout_of_zips(paths))
     if len(paths) > 1:
         other = next(path for path in paths if not _is_zip(path))
-        raise InputError(other, "not a zip file", "zip files alone where several paths are given")
+        raise InputError(other, "not a zip file", "only zip files where several paths are given")
     path = paths[0]
     if is_image_name(path.name) and not urls.is_folder(path):
         _refuse_masks(masks, "no masks beside a single image: folders of both, or a list file")
@@ -244,7 +244,7 @@ def find_files(images: str | Path | Sequence[str | Path], masks: str | Path | No
 
 
 def _layout_of_zips(paths: Sequence[Path]) -> Layout | None:
-    """Return the published set that zips are named after; each of several may end in a number."""
+    """Return the published set after which zip files are named. Each of several may end in a number."""
     names = {re.sub(r"[\W_]*\d*$", "", path.stem) if len(paths) > 1 else path.stem for path in paths}
     return identify(paths[0].with_name(names.pop())) if len(names) == 1 else None
 
@@ -255,7 +255,7 @@ def _download_hint(path: Path) -> str:
 
 
 def _index_match(path: Path, match: LayoutMatch) -> Files:
-    """Return the files of a set, without those in its folders that do not belong to it."""
+    """Return the files of a set, without other files in its folders."""
     by_class = match.layout is not None and match.layout.by_class
     images = _index_folder(match.images, by_class)
     masks = _index_masks(match.masks) if match.masks is not None else {}
@@ -289,11 +289,11 @@ def _pair(files: Files) -> Source:
     return Source(images, masks)
 
 
-def _count_names(names: Sequence[str], noun: str, what: str) -> str:
+def _count_names(names: Sequence[str], noun: str, problem: str) -> str:
     if not names:
         return ""
     first = ", ".join(names[:_NAMES_IN_ERRORS]) + (", ..." if len(names) > _NAMES_IN_ERRORS else "")
-    return f"{len(names)} {noun}{'s' if len(names) > 1 else ''} {what} ({first})"
+    return f"{len(names)} {noun}{'s' if len(names) > 1 else ''} {problem} ({first})"
 
 
 def _by_stem(locations: Iterable[Location], stem: Callable[[Location], str]) -> dict[str, Location]:
@@ -345,7 +345,7 @@ def _index_zips(paths: Sequence[Path]) -> tuple[dict[str, Location], dict[str, L
                     folders.setdefault(member.parent, []).append(location)
         own_images = _folder_of(path, folders, "images")
         own_masks = _folder_of(path, folders, "masks", beside=own_images)
-        # some sets have their masks in a zip of their own
+        # some sets have their masks in a separate zip
         if own_images is None and (own_masks is None or len(paths) == 1):
             raise InputError(path, "no members images/NAME", "a zip with images/NAME and masks/NAME")
         images += [] if own_images is None else folders[own_images]
@@ -360,7 +360,7 @@ def _member_stem(location: Location) -> str:
 def _folder_of(
     path: Path, folders: Iterable[PurePosixPath], kind: str, beside: PurePosixPath | None = None
 ) -> PurePosixPath | None:
-    """Return the one folder of images or masks in a zip, masks as deep as the images; its plain name is preferred."""
+    """Return the folder of images or masks in a zip, masks at the depth of the images. A plain name is preferred."""
     matches = [folder for folder in folders if kind_of_folder(folder) == kind]
     if beside is not None:
         matches = [folder for folder in matches if len(folder.parts) == len(beside.parts)]
@@ -392,7 +392,7 @@ def _index_list(path: Path) -> tuple[dict[str, Location], dict[str, Location]]:
 
 
 def _list_entry(folder: Path, line: str, where: str) -> tuple[Path, Path | None]:
-    """Split a line into image and mask; without a tab, at the space that leaves two existing files."""
+    """Split a line into image and mask: at a tab, or else at the space that yields two existing files."""
     if "\t" in line:
         splits = [tuple(part.strip() for part in line.split("\t", 1))]
     else:

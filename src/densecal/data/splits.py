@@ -23,8 +23,9 @@ def split(
         validation: A list file with one name per line (a suffix such as ``.jpg`` is allowed); or one of
             ``published_lists.LISTS``, the paper's own; or a float in [0, 1), the probability with which a name goes to
             validation; or an int, the number of names.
-        seed: Chooses the names for a ratio or a count. With a ratio the side of a name depends on the seed
-            and the name alone, so adding or removing files moves no other name; with a count it depends on its rank.
+        seed: Chooses the names for a ratio or a count. With a ratio, the part of a name depends only on
+            the seed and the name, so adding or removing files moves no other name. With a count, it depends on the
+            rank of the name.
         groups: Groups that stay together. A ratio is then the probability with which a group goes to validation, a
             count the smallest number of images: whole groups are held out until it is reached.
 
@@ -32,12 +33,12 @@ def split(
         ``(train, validation)``, both sorted; the id of a training sample is its position in ``train``.
 
     Raises:
-        InputError: The list names something unknown or divides a group, or a part is empty that must not be.
+        InputError: The list contains an unknown name or divides a group, or a part would be empty.
     """
     if len(set(names)) != len(names):
-        raise ValueError("names: found a name twice; expected unique names")
+        raise ValueError("names: a name occurs twice; expected unique names")
     if isinstance(validation, bool):
-        raise TypeError("validation: found a bool; expected a list file, a ratio or a count")
+        raise TypeError("validation: got a bool; expected a list file, a ratio or a count")
     group = dict(zip(names, names if groups is None else groups.of(names), strict=True))
     if isinstance(validation, str | Path):
         chosen = _read_list(names, Path(validation))

@@ -41,7 +41,7 @@ _TASK = "image-segmentation"
 class _OnHub(ModelHubMixin):
     """The evaluation, the card and the download, which runs and calibrators share."""
 
-    what: ClassVar[str]
+    title: ClassVar[str]
     usage: ClassVar[str]
 
     def __init__(self, record: Record | None = None) -> None:
@@ -60,10 +60,10 @@ class _OnHub(ModelHubMixin):
             library_name="densecal",
             tags=["calibration", "segmentation", "uncertainty"],
             pipeline_tag=_TASK,
-            model_name=self.what,
+            model_name=self.title,
             eval_results=None if self.record is None else _results(self.record),
         )
-        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_body(self.what, self.usage, self.record)}")
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_body(self.title, self.usage, self.record)}")
 
 
 class HubCalibrator(_OnHub):
