@@ -1,4 +1,4 @@
-"""Nothing is lost by accident: no command writes over a file it reads, nor one of another kind without --force."""
+"""Nothing is lost by accident: no command writes over a file it reads, nor one of something else without --force."""
 
 import contextlib
 import json
@@ -203,7 +203,7 @@ def test_a_list_file_protects_the_images_it_names(workplace):
     run_refused(workplace, command, "photos/0.png: a file that this command reads")
 
 
-# ------------------------------------------------------------------ files of another kind
+# ------------------------------------------------------------------ files of something else
 
 FAST = [
     "evaluate --json",
@@ -430,7 +430,7 @@ def test_training_starts_only_in_a_folder_without_such_files(workplace):
     (workplace / "new").mkdir()
     (workplace / "new" / "log.jsonl").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(InputError, match=r"log\.jsonl: a file of another kind"):
+        with pytest.raises(InputError, match=r"log\.jsonl: a file of something else"):
             train(config, workplace / "new", resume)
     assert (workplace / "new" / "log.jsonl").read_text() == "mine"
 

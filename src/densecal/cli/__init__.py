@@ -18,9 +18,9 @@ _OPTIONAL = {
     "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torch", "torchvision",
     "yaml",
 }  # fmt: skip
-"""Modules that `pip install densecal` does not bring, besides those of readers, which name their extra themselves."""
+"""Modules that `pip install densecal` does not install. Readers name the extra for theirs themselves."""
 _EXTRAS = {"io": "torch", "metrics": "torch", "posthoc": "torch", "calibrate.folders": "torch", "export": "export"}
-"""The extra for what a room or module imports; all others need ``train``."""
+"""The extra for the imports of a package or module. All others need ``train``."""
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     A run that was asked to stop exits with 143, or with 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 loses no result
+        sys.stdout.reconfigure(errors="backslashreplace")  # print every result, even on a terminal that is not UTF-8
     try:
         with warnings_as_lines():
             app()
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _extra_for(error: ModuleNotFoundError) -> str:
-    """Return the extra that brings a missing module, by the last module of ours that was being imported or run."""
+    """Return the extra that installs a missing module, by the last module of densecal that was imported or run."""
     name = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__"))

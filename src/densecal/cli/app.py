@@ -73,7 +73,7 @@ GO_ON = {
     "benchmark": "the same command continues, and finished cells are kept",
     "reproduce": "the same command continues, and finished cells are kept",
 }
-"""How to go on after a command was stopped; every other command starts again."""
+"""How to continue after a command was stopped. All other commands start again."""
 
 
 class _Terminated(BaseException):
@@ -81,7 +81,7 @@ class _Terminated(BaseException):
 
 
 def _as_flags(parameters: list[Any]) -> list[Any]:
-    """Show options that take no value without a type, which would look like a value."""
+    """Make options that take no value show no type, which would look like a value."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
@@ -89,10 +89,10 @@ def _as_flags(parameters: list[Any]) -> list[Any]:
 
 
 def _quiet_option() -> Any:
-    """Return the option --quiet as typer makes it of a command's parameter."""
-    made = typer.Typer(add_completion=False)
+    """Return the option --quiet as typer derives it from a command's parameter."""
+    temporary = typer.Typer(add_completion=False)
 
-    @made.command()
+    @temporary.command()
     def command(
         quiet: Annotated[
             bool,
@@ -107,23 +107,23 @@ def _quiet_option() -> Any:
     ) -> None:
         pass  # never called
 
-    return next(parameter for parameter in typer.main.get_command(made).params if parameter.name == "quiet")
+    return next(parameter for parameter in typer.main.get_command(temporary).params if parameter.name == "quiet")
 
 
 _QUIET = _quiet_option()
 
 
 class _Command(TyperCommand):
-    """A command whose flags are shown as flags, and which can be quiet."""
+    """A command that shows flags without a type and has the option --quiet."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with help."""
-        own = super().get_params(ctx)
-        return _as_flags([*own[:-1], _QUIET, *own[-1:]])  # help is the last
+        params = super().get_params(ctx)
+        return _as_flags([*params[:-1], _QUIET, *params[-1:]])  # help is the last
 
 
 class _Group(TyperGroup):
-    """Commands whose flags are shown as flags."""
+    """Commands that show flags without a type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with help."""
@@ -148,8 +148,8 @@ class _Loading(dict[str, Any]):
         """Return a command, or the default if there is none of that name."""
         return self[name] if name in self else default  # noqa: SIM401 (this is `get`)
 
-    def listed(self, name: str) -> Any:
-        """Return a command as it is, imported or not."""
+    def peek(self, name: str) -> Any:
+        """Return a command without importing it."""
         return super().get(name)
 
     def items(self) -> Any:
@@ -158,10 +158,10 @@ class _Loading(dict[str, Any]):
 
 
 class _Commands(_Group):
-    """The commands in the order of use. One that is stopped says how to go on."""
+    """The commands in the order of use. One that is stopped says how to continue."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.registered = self.commands
         self.commands: _Loading = _Loading({name: _Unloaded(name, help=text) for name, (_, text) in COMMANDS.items()})
         self._is_listing = False
@@ -171,8 +171,8 @@ class _Commands(_Group):
         return list(self.commands)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a command; while all are listed, its name and help are enough."""
-        return self.commands.listed(name) if self._is_listing else self.commands.get(name)
+        """Return a command. While all are listed, its name and help suffice."""
+        return self.commands.peek(name) if self._is_listing else self.commands.get(name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, for which no command is imported."""
@@ -201,9 +201,9 @@ class _Commands(_Group):
 
 @contextmanager
 def _raise_on_sigterm() -> Iterator[None]:
-    """Raise an exception when SIGTERM is received, so that files in the making are removed."""
+    """Raise an exception when SIGTERM is received, so that unfinished files are removed."""
     is_main = threading.current_thread() is threading.main_thread()
-    # a process that waits for others inside a collective would not notice the exception before the wait ends
+    # in a process that waits for others in a collective, the exception would not take effect before the wait ends
     waits_for_others = os.environ.get("WORLD_SIZE", "1") != "1"
     if not is_main or waits_for_others or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -221,7 +221,7 @@ def _raise_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _note_ctrl_c(received: list[int]) -> Iterator[None]:
-    """Note that Ctrl-C was received: an import that it interrupts may raise another exception in its place."""
+    """Record that Ctrl-C was received, because an import that it interrupts may raise another exception instead."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -255,8 +255,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         print(f"densecal {__version__}")
         raise typer.Exit
 
@@ -271,7 +271,7 @@ def _root(
 
 
 def show_flags() -> None:
-    """Let the help of all registered commands show flags as flags."""
+    """Make the help of all registered commands show flags without a type."""
     groups = [group.typer_instance for group in app.registered_groups]
     for group in groups:
         if group is not None:

@@ -33,7 +33,7 @@ def benchmark(
     out: Annotated[Path, typer.Option(help="Folder of the benchmark.")] = ...,  # type: ignore[assignment]
     jobs: Annotated[int, typer.Option(min=1, help="Processes per GPU, or on the CPU.")] = 1,
     tables_only: Annotated[
-        bool, typer.Option("--tables-only", help="Train nothing; make tables and figures from the results there are.")
+        bool, typer.Option("--tables-only", help="Train nothing; make tables and figures from the existing results.")
     ] = False,
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -94,7 +94,7 @@ def benchmark(
 
 @contextmanager
 def progress_table() -> Iterator[Callable[[Event], None]]:
-    """Print one line per task that ends and, on a terminal, show a table of those that have not."""
+    """Print one line per task that ends and, on a terminal, show a table of the others."""
     from rich.console import Console
     from rich.live import Live
 
@@ -140,7 +140,7 @@ def _table(states: dict[str, Event]) -> Table:
     for heading in ("task", "state", ""):
         table.add_column(heading)
     colours = {"waiting": "dim", "running": "yellow", "finished": "green", "failed": "red"}
-    # what has finished is above the table; a long table shows only what is running or has failed
+    # finished tasks are listed above the table; a long table shows only those that are running or have failed
     hidden = ("finished", "waiting") if len(states) > _MOST_ROWS else ("finished",)
     for event in states.values():
         if event.state not in hidden:

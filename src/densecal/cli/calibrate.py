@@ -43,7 +43,7 @@ def calibrate_fit(
     method: Annotated[
         str,
         typer.Argument(
-            help="Calibrator, such as temperature. A wrong name lists them all; `calibrate select` chooses one."
+            help="Calibrator, such as temperature. An unknown name lists them all; `calibrate select` chooses one."
         ),
     ],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps, or a run whose validation images are used.")],
@@ -152,5 +152,5 @@ def calibrate_apply(
 
 
 def _parameters(data: dict[str, object]) -> str:
-    """Return the parameters that are single numbers, as text."""
+    """Return the parameters of a calibrator that are single numbers, as text."""
     return "".join(f", {name} {value:.6g}" for name, value in data.items() if isinstance(value, float))

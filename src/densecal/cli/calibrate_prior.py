@@ -28,14 +28,14 @@ from densecal.io.map_options import AS_STORED, MapOptions
 def calibrate_prior(
     predictions: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the source.")],
     masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
-    target: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the target, without masks.")],
+    target: Annotated[Path, typer.Argument(help="Folder of calibrated maps of the target, which need no masks.")],
     out: Annotated[Path, typer.Option(help="File for the calibrator (JSON).")] = ...,  # type: ignore[assignment]
     classes: Classes = None,
     ignore_index: IgnoreIndex = None,
     maps: MapOptions = AS_STORED,
     force: Force = False,
 ) -> None:
-    """Adapt calibrated maps to data without labels in which classes have other frequencies.
+    """Adapt calibrated maps to unlabelled data in which the classes have other frequencies.
 
     It ASSUMES label shift: only the frequencies of the classes differ between source and target, and each class looks
     as it did. Unlabelled data cannot confirm that, and where it is wrong (another camera, another disease), the result

@@ -41,9 +41,9 @@ def calibrate_select(
     masks: Annotated[Path | None, typer.Argument(help=MASKS_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File for the chosen calibrator (JSON).")] = ...,  # type: ignore[assignment]
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Calibrators to try; all that maps alone determine.")
+        str | None, typer.Option(metavar="A,B,...", help="Calibrators to try. Default: all that need only maps.")
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Parts of the images; each is judged on once.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, help="Number of folds; each is judged on once.")] = 5,
     groups: Annotated[str | None, typer.Option(metavar="FILE|REGEX", help=GROUPS_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the table as JSON.")] = None,
     classes: Classes = None,

@@ -27,16 +27,16 @@ def check(
         typer.Option("--min", metavar="FIGURE=LIMIT", help="Smallest value allowed; a fraction. May be repeated."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Older file of the same kind, than which no figure may be clearly worse.")
+        Path | None, typer.Option(help="Older file of the same kind. No figure may be clearly worse than in it.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Check this method alone.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Check this data set alone.")] = None,
+    name: Annotated[str | None, typer.Option(help="Check only this method.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Check only this data set.")] = None,
 ) -> None:
     """Fail, with exit code 1, when a figure is beyond its limit or worse than in an older evaluation.
 
     A limit is compared with the figure itself. A figure is worse than the baseline's if the difference is larger than
-    the 95 % intervals of both leave to chance. Figures that have limits are compared with the baseline; if none
-    has, all that have intervals are, apart from the parts of the ECE.
+    chance explains, by the 95 % intervals of both. Figures that have limits are compared with the baseline; if none
+    has, all that have intervals, except the parts of the ECE.
 
     Examples:
 
@@ -66,16 +66,16 @@ def check(
         raise typer.Exit(1)
 
 
-def _limits(option: str, given: list[str] | None) -> dict[str, float]:
-    """Read FIGURE=LIMIT of every use of an option."""
+def _limits(option: str, values: list[str] | None) -> dict[str, float]:
+    """Parse FIGURE=LIMIT from every use of an option."""
     limits: dict[str, float] = {}
-    for text in given or []:
+    for text in values or []:
         figure, _, number = text.partition("=")
         try:
             limit = float(number)
         except ValueError:
             raise InputError(option, repr(text), "FIGURE=LIMIT, such as ece_ew=0.02") from None
         if figure in limits:
-            raise InputError(option, f"two limits of {figure}", "one")
+            raise InputError(option, f"two limits of {figure}", "one limit per figure")
         limits[figure] = limit
     return limits

@@ -1,4 +1,4 @@
-"""What the commands share: the console, checks of output files, progress bars, warnings as single lines."""
+"""Functions that commands share: the console, checks of output files, progress bars, warnings as single lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Replace files in the way that this command did not write, but never what it reads."),
+    typer.Option(
+        "--force", help="Replace existing files that this command did not write, but never files that it reads."
+    ),
 ]
 
 
@@ -32,7 +34,7 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Leave out tables, summaries, notes and progress from now on, or no longer."""
+    """Choose whether tables, summaries, notes and progress are left out from now on."""
     global _quiet
     _quiet = quiet
 
@@ -63,7 +65,7 @@ def print_line(line: str, *files: Path | None) -> None:
 
 
 def print_note(line: str) -> None:
-    """Print a line on standard error: a warning, why something failed, or, without --quiet, a note."""
+    """Print a line on standard error: a warning, a reason for a failure, or, without --quiet, a note."""
     if _quiet and line.startswith("note: "):
         return
     print(printable(" ".join(line.split("\n"))), file=sys.stderr, flush=True)
@@ -73,7 +75,7 @@ def check_targets(*files: Path | None, folder: Path | None = None) -> None:
     """Check, before the work, that output can be written.
 
     Args:
-        *files: Output files; None for one that was not asked for.
+        *files: Output files; None for one that was not requested.
         folder: A folder for further output.
 
     Raises:
@@ -106,7 +108,7 @@ def is_run(path: Path) -> bool:
 
 
 MASKS_HELP = "Masks of the maps: a folder, a data set, or a list of lines IMAGE MASK."
-GROUPS_HELP = "Images of one group are alike (patient, video): a file of lines NAME,GROUP, or a pattern of the name."
+GROUPS_HELP = "Groups of similar images (patient, video): a file of lines NAME,GROUP, or a pattern in the name."
 
 
 def read_groups(option: str | None) -> Groups | None:
@@ -117,13 +119,13 @@ def read_groups(option: str | None) -> Groups | None:
 
 
 def named_files(*options: str | None) -> list[Path]:
-    """Return the paths in options that name a file or something else. Names of no file do no harm."""
+    """Return the values of options that may name files as paths. A path that is not a file does no harm."""
     return [Path(option) for option in options if option is not None]
 
 
 @contextmanager
 def progress_bar(keep: bool = False) -> Iterator[Progress]:
-    """Show the progress of the work on stderr: a bar if that is a terminal, and a line whenever there are figures.
+    """Show progress on stderr: a bar if that is a terminal, and a line whenever there are figures.
 
     Args:
         keep: Leave the bar on the screen when it ends.
@@ -184,7 +186,7 @@ def print_unfinished(*runs: Path) -> None:
 
 
 def import_fabric() -> None:
-    """Import Lightning Fabric without torchmetrics, which it imports for seconds only to learn its version."""
+    """Import Lightning Fabric without torchmetrics, whose import takes seconds and serves only to learn its version."""
     hidden = "torchmetrics" not in sys.modules
     if hidden:
         sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed

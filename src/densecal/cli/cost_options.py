@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from densecal.metrics.cost import Prices
 
 CostMiss = Annotated[
-    float | None, typer.Option(metavar="PRICE", help="Price of a missed pixel: adds what acting on the maps costs.")
+    float | None, typer.Option(metavar="PRICE", help="Price of a missed pixel. Adds the cost of acting on the maps.")
 ]
 CostAlarm = Annotated[float | None, typer.Option(metavar="PRICE", help="Price of a falsely reported pixel.")]
 
 
 def prices_of(miss: float | None, alarm: float | None) -> Prices | None:
-    """Return the prices, or None where none are given."""
+    """Return the prices, or None if none are given."""
     if miss is None and alarm is None:
         return None
     if miss is None or alarm is None:
-        raise InputError("--cost-miss, --cost-alarm", "only one of them", "both, or none")
+        raise InputError("--cost-miss, --cost-alarm", "only one of them", "both or none")
     from densecal.metrics.cost import Prices
 
     try:

@@ -1,4 +1,4 @@
-"""The options --engine and --address: where a command does its work."""
+"""The options --engine and --address, which choose where a command does its work."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Address = Annotated[
 
 @contextmanager
 def open_engine(engine: EngineName, address: str | None, workers: int | None = None) -> Iterator[RayEngine | None]:
-    """Join the cluster that the options ask for, or none.
+    """Join the cluster that the options choose, if any.
 
     Args:
         engine: Where the work is done.
-        address: The cluster.
+        address: Address of the cluster.
         workers: Tasks at a time; by default as many as the cluster can run.
     """
     if engine is EngineName.local:
@@ -47,7 +47,7 @@ def open_engine(engine: EngineName, address: str | None, workers: int | None = N
         yield None
         return
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError("--engine ray", "under torchrun", "one process, which gives the work to the cluster")
+        raise InputError("--engine ray", "under torchrun", "a single process, which hands the work to the cluster")
     try:
         from densecal.integrations.ray_engine import RayEngine
     except ImportError as error:

@@ -94,7 +94,7 @@ def evaluate(
     ] = None,
     ood: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of maps of images without foreground (of METHOD/ folders); may be repeated."),
+        typer.Option(help="Folder of maps (or of METHOD/ folders) of images without foreground; may be repeated."),
     ] = None,
     cost_miss: CostMiss = None,
     cost_alarm: CostAlarm = None,
@@ -145,12 +145,12 @@ def evaluate(
         raise InputError("--tolerance", f"{tolerance:g}", "a distance above 0")
     if is_run(predictions):
         print_unfinished(predictions)
-        written = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
-        raise InputError(predictions, "a run, which holds no maps", written)
+        expected = f"maps, as densecal predict {predictions} IMAGES --out MAPS writes them"
+        raise InputError(predictions, "a run, which holds no maps", expected)
     if partial and any((json, csv, latex, figures, ood)):
         raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")
     with join_processes() as processes, open_engine(engine, address, workers) as cluster:
-        # on every process, because the others would wait for one that refuses
+        # on every process, because the others would wait for one that raises an error
         check_targets(json, csv, latex, partial, folder=figures)
         named = named_files(groups, class_names)
         _check_outputs(predictions, masks, settings, ood or [], named, json, csv, latex, figures, partial, force)
@@ -164,14 +164,14 @@ def evaluate(
         report_evaluations(evaluations, outside, json, csv, latex, figures)
 
 
-def _class_names(given: str | None, classes: int | None) -> tuple[str, ...]:
-    """Return the names of the classes, given as a list with commas or as a file with one name per line."""
+def _class_names(option: str | None, classes: int | None) -> tuple[str, ...]:
+    """Return the names of the classes, given as a comma-separated list or as a file with one name per line."""
     from densecal.io.documents import read_lines
 
-    if given is None:
+    if option is None:
         return ()
-    listed = "," in given or not Path(given).exists()
-    lines = given.split(",") if listed else read_lines(Path(given), "one class name per line")
+    is_list = "," in option or not Path(option).exists()
+    lines = option.split(",") if is_list else read_lines(Path(option), "one class name per line")
     names = tuple(line.strip() for line in lines)
     if len(names) != classes:
         expected = f"{classes}, as many as --classes" if classes else "--classes as well"
@@ -192,7 +192,7 @@ def _check_outputs(
     partial: Path | None,
     force: bool,
 ) -> None:
-    """Refuse to write over maps, masks and files named in options, or over files that no evaluation wrote."""
+    """Refuse to overwrite maps, masks and files named in options, or files that no evaluation wrote."""
     if (json, csv, latex, figures, partial) == (None,) * 5:
         return
     from densecal.data.pairs import find_comparisons
@@ -211,7 +211,7 @@ def _check_outputs(
         for folder in dict.fromkeys(folders):
             if is_folder(folder):
                 inner = [] if files_in(folder, map_suffixes()) else folders_in(folder)
-                yield from (path for each in (folder, *inner) for path in files_in(each, map_suffixes()))
+                yield from (path for maps in (folder, *inner) for path in files_in(maps, map_suffixes()))
         for *_, folder, truth in comparisons:
             yield truth
             yield from plan_of(folder, truth, settings, skip_bad=True)[0].files()
@@ -332,7 +332,7 @@ def report_evaluations(
     latex: Path | None,
     figures: Path | None,
 ) -> None:
-    """Print tables and notes, and write the files that were asked for."""
+    """Print tables and notes, and write the requested files."""
     from densecal.evaluation.folders import paired_differences
     from densecal.evaluation.ood import compare_ood
     from densecal.evaluation.record import to_file

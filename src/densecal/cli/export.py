@@ -68,7 +68,7 @@ def export(
 
 
 def _fold(model: Path, out: Path, calibrator: Path | None, preprocess: str | None) -> None:
-    """Put a calibrator into somebody's ONNX file."""
+    """Put a calibrator into an ONNX file of another origin."""
     from densecal.export import fold_calibrator
 
     if calibrator is None:

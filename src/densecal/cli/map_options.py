@@ -24,7 +24,7 @@ def _map_options(
     max_value: Annotated[float | None, typer.Option(help="Value that means probability 1, such as 100.")] = None,
     strip_suffix: Annotated[
         list[str] | None,
-        typer.Option(help="End of names, before .png etc., left out when maps and masks are matched; may be repeated."),
+        typer.Option(help="Ending of names, before .png etc., ignored when maps and masks are matched; may be repeated."),
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Divide class scores by their sum (Mask2Former).")
@@ -37,7 +37,7 @@ def _map_options(
         typer.Option(
             "--format",
             metavar="auto|plain|NAME",
-            help="Whose files these are: nnunet, monai, transformers, ... (docs/formats.md). plain: match stems alone.",
+            help="Tool that wrote the files: nnunet, monai, transformers, ... (docs/formats.md). plain: match only stems.",
         ),
     ] = "auto",
     multilabel: Annotated[
@@ -47,19 +47,19 @@ def _map_options(
         str | None, typer.Option("--region", metavar="NAME", help="One region of multi-label maps.")
     ] = None,
 ) -> MapOptions:
-    """Declare the options, and return them as readers take them."""
+    """Declare the options, and return them for readers."""
     strip = tuple(strip_suffix or ())
     return MapOptions(logits, channels_last, key, max_value, strip, normalise, axes, layout, multilabel, region)
 
 
 def with_map_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command these options in place of its parameter ``maps``, which then holds what the user gave."""
+    """Give a command these options in place of its parameter ``maps``, which then holds their values."""
     options = inspect.signature(_map_options, eval_str=True).parameters
 
     @wraps(command)
-    def run(**given: Any) -> None:  # Any: a parameter of whatever kind the command declares
-        maps = _map_options(**{name: given.pop(name) for name in options})
-        command(**given, maps=maps)
+    def run(**arguments: Any) -> None:  # Any: a parameter of whatever kind the command declares
+        maps = _map_options(**{name: arguments.pop(name) for name in options})
+        command(**arguments, maps=maps)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():

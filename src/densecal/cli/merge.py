@@ -15,7 +15,8 @@ from densecal.cli.evaluate import report_evaluations
 @app.command()
 def merge(
     parts: Annotated[
-        list[Path], typer.Argument(metavar="PART.sketch...", help="Files of densecal evaluate --partial, in any order.")
+        list[Path],
+        typer.Argument(metavar="PART.sketch...", help="Files written by densecal evaluate --partial, in any order."),
     ],
     json: Annotated[Path | None, typer.Option(help="Write the record, with figures and curves, as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file with one line.")] = None,

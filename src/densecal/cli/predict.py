@@ -1,4 +1,4 @@
-"""`densecal predict`: a run, or a network in a file, and images or volumes in; maps out."""
+"""`densecal predict`: from a run, or a network in a file, and images or volumes to maps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def predict(
         str | None,
         typer.Option(
             help="png16 (default), png8 or npy (default for several classes). "
-            "Volumes: npy in place of the volume's own format."
+            "Volumes: npy instead of the volume's own format."
         ),
     ] = None,
     uncertainty: Annotated[
@@ -68,7 +68,7 @@ def predict(
         typer.Option(help="Pixels that tiles share (images: a multiple of 32). Default: a quarter of a tile."),
     ] = None,
     like_onnx: Annotated[
-        bool, typer.Option("--like-onnx", help="Resize probabilities, not logits: the maps of the exported file.")
+        bool, typer.Option("--like-onnx", help="Resize probabilities, not logits, as the exported file does.")
     ] = False,
     max_pixels: Annotated[
         int | None,
@@ -86,13 +86,13 @@ def predict(
     images keep their detail: the network sees overlapping tiles, whose probabilities are blended. No map is stretched
     to its own range.
 
-    A network of somebody else as an ONNX file needs onnxruntime and no PyTorch. `--preprocess` names a preset or a
+    A network of another origin, as an ONNX file, needs onnxruntime but not PyTorch. `--preprocess` names a preset or a
     YAML file with the keys size, scale, mean, std, order, resample, output and activation. Segmentation models of
     transformers and torchvision are given by name, and prepare images as their libraries do.
 
     Volumes (NIfTI, MetaImage, NRRD, NumPy, Zarr, HDF5) take a 3D network as a file of ONNX, torch.export or
-    TorchScript, which slides over them in tiles. Maps keep format and geometry of the volume. Files of PyTorch are
-    programs: take those of strangers as ONNX.
+    TorchScript, which slides over them in tiles. Maps keep the format and geometry of the volume. PyTorch files
+    are programs: from strangers, accept only ONNX files.
 
     Examples:
 
@@ -121,7 +121,7 @@ def predict(
     from densecal.prediction.volumes import find_volumes
     from densecal.runtime.sharding import join_processes
 
-    check_output_folder(out, [images])  # the rest is checked once the model says how it writes its maps
+    check_output_folder(out, [images])  # the rest is checked once the format of the maps is known
     by_name = str(model).startswith(("hf:", "torchvision:"))
     if find_volumes(images):
         for option, value in (
@@ -129,7 +129,7 @@ def predict(
             ("--engine ray", engine is EngineName.ray),
         ):  # fmt: skip
             if value:
-                raise InputError(option, "with volumes", "pictures, or volumes without it")
+                raise InputError(option, "with volumes", "pictures, or volumes without this option")
         _predict_volumes(
             model, images, out, preprocess, tile, overlap, device, max_pixels or MAX_VOXELS,
             {"format": format, "uncertainty": uncertainty, "batch": batch, "force": force},
@@ -149,12 +149,12 @@ def predict(
             ("--ensemble", ensemble), ("--mc-dropout", mc_dropout), ("--tile", tile), ("--like-onnx", like_onnx),
         ):  # fmt: skip
             if value:
-                what = str(model) if by_name else "an ONNX file"
-                raise InputError(option, f"with {what}", "a run folder or checkpoint folder")
+                source = str(model) if by_name else "an ONNX file"
+                raise InputError(option, f"with {source}", "a run folder or checkpoint folder")
     elif preprocess is not None:
         raise InputError("--preprocess", "with a run", "an ONNX file; a run knows how its images are prepared")
     models = (model, *(ensemble or []))
-    described = named_files(preprocess)
+    preprocess_files = named_files(preprocess)
     with open_engine(engine, address) as cluster:
         if cluster is not None:
             if by_name:
@@ -166,7 +166,7 @@ def predict(
                 models, images, out, format, uncertainty, batch, device, preprocess, mc_dropout, tile, overlap,
                 like_onnx, max_pixels,
             )  # fmt: skip
-            reads = [file for member in models for file in run_files(member)] + [model, *described]
+            reads = [file for member in models for file in run_files(member)] + [model, *preprocess_files]
             with progress_bar() as report:
                 print_line(f"{out}: {predict_on(cluster, job, report, reads, force):,} maps")
             return
@@ -189,7 +189,7 @@ def predict(
                 max_pixels=max_pixels,
                 progress=report,
                 processes=processes,
-                reads=[] if by_name else [model, *described],
+                reads=[] if by_name else [model, *preprocess_files],
                 force=force,
             )
         if processes.first:

@@ -19,7 +19,7 @@ def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, evaluation JSON files, benchmark folders.")],
     out: Annotated[Path, typer.Option(help="The HTML file.")] = ...,  # type: ignore[assignment]
     predictions: Annotated[
-        Path | None, typer.Option(help="Maps of the evaluations, laid out as for evaluate. For the gallery.")
+        Path | None, typer.Option(help="Maps of the evaluations, laid out as for evaluate; for the gallery.")
     ] = None,
     masks: Annotated[Path | None, typer.Option(help="Their masks, laid out as for evaluate.")] = None,
     images: Annotated[Path | None, typer.Option(help="Their images, or DATASET/ folders of them.")] = None,
@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Make one self-contained HTML file, smaller than 5 MB, from any number of runs and evaluations.
 
-    Of a run it shows the training curves, alpha, and the model on up to 200 validation images. An evaluation file
+    For a run, it shows the training curves, alpha, and the model on up to 200 validation images. An evaluation file
     holds no images, so the gallery needs the folders it was made from.
 
     Examples:

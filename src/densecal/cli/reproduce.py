@@ -27,7 +27,7 @@ def reproduce(
     """Make a table or figure of the paper: run what it needs and print the paper's numbers beside ours.
 
     A row that several items show is trained once. Run the command again after a crash: a finished cell is never run
-    again. Data sets that are missing are named; rows whose data is there are run.
+    again. Missing data sets are named; rows whose data is available are run.
 
     Examples:
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from densecal.posthoc.margins import Margin
     from densecal.posthoc.prediction_sets import SetControl
 
-    Found: TypeAlias = ConfidentControl | SetControl | Margin
+    Guarantee: TypeAlias = ConfidentControl | SetControl | Margin
 
 
 class Control(StrEnum):
-    """What is controlled."""
+    """The loss or set that is controlled."""
 
     misses = "misses"
     precision = "precision"
@@ -50,7 +50,7 @@ def risk_control(
     predictions: Annotated[Path, typer.Argument(help="Folder of foreground maps, or of softmax maps (--classes).")],
     masks: Annotated[Path, typer.Argument(help=MASKS_HELP)],
     alpha: Annotated[
-        float, typer.Option(help="Largest loss to accept: the share missed, unless --control says.")
+        float, typer.Option(help="Largest loss to accept: the share missed, unless --control names another.")
     ] = 0.1,
     control: Annotated[
         Control,
@@ -58,7 +58,9 @@ def risk_control(
     ] = Control.misses,
     delta: Annotated[
         float | None,
-        typer.Option(help="Hold with probability 1 - delta over calibration sets, not on average; precision: 0.1."),
+        typer.Option(
+            help="Hold with probability 1 - delta over calibration sets, not on average. Default for precision: 0.1."
+        ),
     ] = None,
     score: Annotated[str, typer.Option(help="For sets: thr (smallest), aps or raps (never empty).")] = "thr",
     coverage: Annotated[float, typer.Option(help="For margin: share of the foreground to cover.")] = 0.95,
@@ -73,16 +75,16 @@ def risk_control(
     """Find the threshold that misses at most a share alpha of the foreground of a new image, on average.
 
     The guarantee (conformal risk control) holds for new images of the same kind. It needs at least 1/alpha - 1
-    images with masks. The other figures show its price: how much is called foreground. With `--groups` all this is
-    said of groups, such as patients. With `--classes` every class has a threshold of its own, and the guarantee is
-    for new images that show the class. Exits with 3 if a guarantee is met only by
-    calling every pixel foreground, or if too few images show a class.
+    images with masks. The other figures show its price: how much is called foreground. With `--groups`, all this
+    holds for groups, such as patients. With `--classes`, every class has a threshold of its own, and the guarantee is
+    for new images that show the class. Exits with 3 if a guarantee is met only by calling every pixel foreground, or
+    if too few images show a class.
 
-    `--delta` makes the promise about these very images: with probability 1 - delta over sets of calibration images, the
-    expected loss of a new image is at most alpha. `--control precision` bounds the share of what is called foreground
-    that is background. `--control sets` finds, for K classes, the set of classes of every pixel that lacks the true
-    class at a share alpha of the pixels. `--control margin` finds by how many pixels to grow predicted masks so that
-    they cover the share `--coverage` of the foreground of a new image with probability 1 - alpha.
+    With `--delta`, the guarantee is about these very images: with probability 1 - delta over sets of calibration
+    images, the expected loss of a new image is at most alpha. `--control precision` bounds the share of what is
+    called foreground that is background. `--control sets` finds, for K classes, a set of classes per pixel that lacks
+    the true class at no more than a share alpha of the pixels. `--control margin` finds by how many pixels predicted
+    masks must grow to cover the share `--coverage` of the foreground of a new image with probability 1 - alpha.
 
     Examples:
 
@@ -119,14 +121,14 @@ def risk_control(
         if control is Control.misses and delta is None:
             risks = _risks(data, alpha)
         elif control is Control.sets:
-            found: Found = guarantees.control_sets(data, score, alpha, delta)
+            guarantee: Guarantee = guarantees.control_sets(data, score, alpha, delta)
         elif control is Control.margin:
-            found = guarantees.control_margin(data, coverage, shape, alpha)
+            guarantee = guarantees.control_margin(data, coverage, shape, alpha)
         else:
             curve = guarantees.foreground_curve(data)
-            found = control_confidently(curve, control.value, alpha, delta or 0.1, data.grouped)
+            guarantee = control_confidently(curve, control.value, alpha, delta or 0.1, data.grouped)
     if control is not Control.misses or delta is not None:
-        _tell(found, unit, json)
+        _print_guarantee(guarantee, unit, json)
         return
     problems = []
     for risk in risks:
@@ -170,7 +172,7 @@ def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
 
 
 def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[str]:
-    """Return why the guarantee for a class is of no use, if it is not."""
+    """Return why the guarantee for a class is useless, if it is."""
     result = risk.control
     if result is None:
         needed = math.ceil(1.0 / alpha - 1.0 - 1e-12)
@@ -180,16 +182,16 @@ def _risk_problems(risk: ClassRisk, alpha: float, name: str, unit: str) -> list[
     return [f"{name}: {_useless(alpha, f'calling every pixel {name}', result.smallest_alpha)}"]
 
 
-def _useless(alpha: float, how: str, smallest: float) -> str:
-    """Return that a guarantee is met only by ``how``, and the smallest alpha for which it is not."""
+def _useless(alpha: float, way: str, smallest: float) -> str:
+    """Say in which trivial way alone a guarantee is met, and the smallest alpha that avoids it."""
     way_out = (
         "no alpha below 1 does better" if math.isnan(smallest) else f"the smallest alpha without that is {smallest:g}"
     )
-    return f"alpha {alpha:g} is met only by {how}, which is of no use; {way_out}"
+    return f"alpha {alpha:g} is met only by {way}, which is of no use; {way_out}"
 
 
 def _risk_entry(risk: ClassRisk) -> dict[str, object]:
-    """Return the threshold of a class as JSON has it."""
+    """Return the threshold of a class for JSON."""
     from dataclasses import asdict
 
     if risk.control is None:
@@ -208,73 +210,75 @@ def _check_options(control: Control, classes: int, delta: float | None) -> None:
     ):
         raise InputError("--classes", f"{control} with {classes} classes", "maps of one foreground probability")
     if control is Control.margin and delta is not None:
-        raise InputError("--delta", str(delta), "nothing, because a margin's alpha is a probability already")
+        raise InputError("--delta", str(delta), "no --delta, because a margin's alpha is a probability already")
 
 
-def _tell(found: Found, unit: str, json: Path | None) -> None:
-    """Print what was found and write it; exit with 3 if it is of no use."""
+def _print_guarantee(guarantee: Guarantee, unit: str, json: Path | None) -> None:
+    """Print a guarantee and write it; exit with 3 if it is trivial."""
     from dataclasses import asdict
 
     from densecal.io.atomic import write_json
 
-    for line in _lines(found, unit):
+    for line in _lines(guarantee, unit):
         print_line(line, json)
     if json:
-        figures = {name: _finite(value) for name, value in asdict(found).items()}
-        write_json(json, {"densecal": "risk-control", "version": 1, **figures, "trivial": found.is_trivial})
-    if found.is_trivial:
-        print_note(f"densecal: risk-control: {_useless(found.alpha, _trivial_way(found), found.smallest_alpha)}")
+        figures = {name: _finite(value) for name, value in asdict(guarantee).items()}
+        write_json(json, {"densecal": "risk-control", "version": 1, **figures, "trivial": guarantee.is_trivial})
+    if guarantee.is_trivial:
+        print_note(
+            f"densecal: risk-control: {_useless(guarantee.alpha, _trivial_way(guarantee), guarantee.smallest_alpha)}"
+        )
         raise typer.Exit(3)
 
 
-def _trivial_way(found: Found) -> str:
-    """Return how a promise can be kept that says nothing."""
+def _trivial_way(guarantee: Guarantee) -> str:
+    """Return the trivial way in which a guarantee is met."""
     from densecal.posthoc.margins import Margin
     from densecal.posthoc.prediction_sets import SetControl
 
-    if isinstance(found, Margin):
+    if isinstance(guarantee, Margin):
         return "covering the whole image"
-    if isinstance(found, SetControl):
+    if isinstance(guarantee, SetControl):
         return "giving every pixel all classes"
-    return "calling every pixel foreground" if found.kind == "misses" else "calling no pixel foreground"
+    return "calling every pixel foreground" if guarantee.kind == "misses" else "calling no pixel foreground"
 
 
 def _finite(value: object) -> object:
-    """Return a figure as JSON has it, which has no infinite numbers."""
+    """Return a figure for JSON, which has no infinite numbers."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines(found: Found, unit: str) -> list[str]:
-    """Return what is promised, and what it costs on these images."""
+def _lines(guarantee: Guarantee, unit: str) -> list[str]:
+    """Return the guarantee, and what it costs on these images, as lines."""
     from densecal.posthoc.margins import Margin
     from densecal.posthoc.prediction_sets import SetControl
 
-    many = f"{found.images:,} images" + (f" in {found.groups:,} groups" if found.groups else "")
-    if isinstance(found, Margin):
-        before = f"without margin {100 * found.covered_before:.2f} %"
+    many = f"{guarantee.images:,} images" + (f" in {guarantee.groups:,} groups" if guarantee.groups else "")
+    if isinstance(guarantee, Margin):
+        before = f"without margin {100 * guarantee.covered_before:.2f} %"
         return [
-            f"masks grow by {found.pixels:g} pixels ({found.shape}), from {many}",
-            f"  {100 * found.coverage:g} % of the foreground of a new {unit} is covered with probability "
-            f"{100 * (1 - found.alpha):g} %; here in {100 * found.covered:.2f} %, {before}",
-            f"  inside the masks: {100 * found.set_size:.2f} % of an image, "
-            f"without margin {100 * found.set_size_before:.2f} %",
+            f"masks grow by {guarantee.pixels:g} pixels ({guarantee.shape}), from {many}",
+            f"  {100 * guarantee.coverage:g} % of the foreground of a new {unit} is covered with probability "
+            f"{100 * (1 - guarantee.alpha):g} %; here in {100 * guarantee.covered:.2f} %, {before}",
+            f"  inside the masks: {100 * guarantee.set_size:.2f} % of an image, "
+            f"without margin {100 * guarantee.set_size_before:.2f} %",
         ]
-    surely = "expected" if found.delta is None else f"with probability {100 * (1 - found.delta):g} %"
-    if isinstance(found, SetControl):
+    certainty = "expected" if guarantee.delta is None else f"with probability {100 * (1 - guarantee.delta):g} %"
+    if isinstance(guarantee, SetControl):
         return [
-            f"the set of a pixel is the classes of score <= {found.threshold:g} ({found.score}), from {many}",
-            f"  pixels without their class  {100 * (1 - found.coverage):.2f} % here, at most {100 * found.alpha:g} % "
-            f"{surely} on a new {unit}",
-            f"  classes per pixel           {found.set_size:.3f}",
-            f"  pixels without any class    {100 * found.empty:.2f} %",
+            f"the set of a pixel is the classes of score <= {guarantee.threshold:g} ({guarantee.score}), from {many}",
+            f"  pixels without their class  {100 * (1 - guarantee.coverage):.2f} % here, at most "
+            f"{100 * guarantee.alpha:g} % {certainty} on a new {unit}",
+            f"  classes per pixel           {guarantee.set_size:.3f}",
+            f"  pixels without any class    {100 * guarantee.empty:.2f} %",
         ]
-    own = " <-" if found.kind == "misses" else ""
-    other = " <-" if found.kind == "precision" else ""
+    own = " <-" if guarantee.kind == "misses" else ""
+    other = " <-" if guarantee.kind == "precision" else ""
     return [
-        f"foreground is p >= {found.threshold:g}, from {many}",
-        f"  promised on a new {unit}: at most {100 * found.alpha:g} % {surely}, of the figure marked",
-        f"  false-negative rate   {100 * found.miss_rate:.2f} %{own}",
-        f"  false-discovery rate  {100 * found.false_discovery_rate:.2f} %{other}",
-        f"  false-positive rate   {100 * found.fpr:.2f} %",
-        f"  called foreground     {100 * found.set_size:.2f} % of an image",
+        f"foreground is p >= {guarantee.threshold:g}, from {many}",
+        f"  promised on a new {unit}: at most {100 * guarantee.alpha:g} % {certainty}, of the figure marked",
+        f"  false-negative rate   {100 * guarantee.miss_rate:.2f} %{own}",
+        f"  false-discovery rate  {100 * guarantee.false_discovery_rate:.2f} %{other}",
+        f"  false-positive rate   {100 * guarantee.fpr:.2f} %",
+        f"  called foreground     {100 * guarantee.set_size:.2f} % of an image",
     ]

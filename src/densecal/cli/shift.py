@@ -103,7 +103,7 @@ def _dataset_name(images: Path) -> str:
 
 
 def _entry(name: str, by_kind: Shifts) -> dict[str, object]:
-    """Return one method as JSON, with the clean record, which all kinds share, written once."""
+    """Return one method for JSON, with the clean record, which all kinds share, only once."""
     clean = next(iter(by_kind.values()))[0]
     shifted = {kind: {s: record.to_json() for s, record in records.items() if s} for kind, records in by_kind.items()}
     return {"name": name, "dataset": clean.dataset, "clean": clean.to_json(), "shift": shifted}

@@ -36,7 +36,7 @@ def train(
     ] = False,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="A finished run of bce on the same data: the first of two stages, trained once."),
+        typer.Option("--from", help="A finished run of bce on the same data, which is the first of two stages."),
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="Print the settings with their defaults and meaning, and train nothing.")
@@ -47,7 +47,7 @@ def train(
     The folder holds config.yaml, log.jsonl, checkpoints/last, previous and best, alpha.csv (adaptive methods) and
     calibrator.json (with model.calibrator). `--resume` continues a run that was killed, and it ends with the same
     weights, bit for bit on a CPU with the same number of threads (engine.threads). Ctrl-C stops a run after the current
-    step, a second Ctrl-C stops it at once.
+    step; a second Ctrl-C stops it at once.
 
     Examples:
 
@@ -77,11 +77,13 @@ def train(
         print_note(f"{recipe}: dropped for {config.method.name}: {', '.join(dropped)}")
     own = out / "config.yaml"
     if overrides and own.is_file() and Path(recipe).is_file() and own.samefile(recipe):
-        raise InputError(recipe, "the configuration of the run itself", "it without further settings, or a copy")
+        raise InputError(
+            recipe, "the configuration of the run itself", "this file without further settings, or a copy of it"
+        )
     if "weights" not in config.model.model_fields_set and not resume and start is None:
         print_note(
             f"note: model.weights is not given, so {config.model.encoder} starts from random weights and learns from "
-            "your images alone; model.weights=imagenet takes pretrained ones (offline: model.weights=offline "
+            "your images alone; model.weights=imagenet uses pretrained ones (offline: model.weights=offline "
             "model.encoder=tf_efficientnet_lite2), model.weights=null hides this note"
         )
     if config.model.weights is not None:
@@ -116,11 +118,11 @@ def train(
 
 
 def _print_caches(data: DataConfig) -> None:
-    """Say where the packed images of a run are kept, and how much room they take."""
+    """Print where the packed images of a run are kept, and their size."""
     from densecal.data.caches import read_cache
     from densecal.training.samples import cache_folders
 
-    with suppress(InputError):  # the images may have been moved meanwhile, which is no reason to fail
+    with suppress(InputError):  # the images may have been moved meanwhile; that is not an error
         for cache in filter(None, map(read_cache, cache_folders(data))):
             size = f"{cache.bytes / 1e6:,.1f} MB"
             print_line(f"{cache.folder}: {cache.samples:,} packed images, {size}, kept for the next training")

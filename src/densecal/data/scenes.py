@@ -81,9 +81,7 @@ def generate(
     if count < 1 or size < 16 or seed < 0:
         raise ValueError(f"count={count}, size={size}, seed={seed}; expected >= 1, >= 16 and >= 0")
     if not (softness >= 0 and 0 <= doubtful <= 1 and noise >= 0):
-        raise ValueError(
-            f"softness={softness}, doubtful={doubtful}, noise={noise}; expected >= 0, 0 to 1 and >= 0"
-        )
+        raise ValueError(f"softness={softness}, doubtful={doubtful}, noise={noise}; expected >= 0, 0 to 1 and >= 0")
     images = np.empty((count, size, size, 3), np.uint8)
     masks = np.empty((count, size, size), np.uint8)
     probability = np.empty((count, size, size), np.float32)
