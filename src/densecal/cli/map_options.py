@@ -24,7 +24,7 @@ def _map_options(
     max_value: Annotated[float | None, typer.Option(help="Value that means probability 1, such as 100.")] = None,
     strip_suffix: Annotated[
         list[str] | None,
-        typer.Option(help="Ending of names, before .png etc., ignored when maps and masks are matched; may be repeated."),
+        typer.Option(help="Ending of names, before .png etc., ignored when matching maps and masks; may be repeated."),
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Divide class scores by their sum (Mask2Former).")
@@ -37,7 +37,7 @@ def _map_options(
         typer.Option(
             "--format",
             metavar="auto|plain|NAME",
-            help="Tool that wrote the files: nnunet, monai, transformers, ... (docs/formats.md). plain: match only stems.",
+            help="Tool that wrote the files: nnunet, monai, transformers, ... (docs/formats.md). plain: none.",
         ),
     ] = "auto",
     multilabel: Annotated[
