@@ -381,7 +381,7 @@ def test_names_that_are_not_utf8_survive(images, tmp_path):
 
 def test_an_image_in_two_parts_is_refused(images, tmp_path):
     parts = cut(images["uint8"], Settings(), None, 2, random.Random(0))
-    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images are there twice\).*must not overlap"):
+    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images occur twice\).*must not overlap"):
         merge(tmp_path, [*parts, parts[0]])
 
 

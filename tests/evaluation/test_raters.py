@@ -138,7 +138,7 @@ def test_masks_of_different_sizes_are_one_line(tmp_path):
         Image.fromarray(rng.integers(0, 2, (side, side), np.uint8) * np.uint8(255)).save(tmp_path / folder / "x.png")
     code, _, errors = run("raters", tmp_path / "maps", tmp_path / "a", tmp_path / "b", "--workers", 1)
     assert (code, errors.count("\n")) == (2, 1)
-    assert "b/x.png: a mask of shape (4, 4); expected (8, 8), as the first rater's" in errors
+    assert "b/x.png: a mask of shape (4, 4); expected (8, 8), like the first rater's" in errors
 
 
 def save_nrrd(path, masks):

@@ -155,7 +155,7 @@ def test_volumes_without_a_spacing_are_named(root, tmp_path):
         np.save(tmp_path / "masks" / f"{case}.npy", y == 1)
     record = evaluate(tmp_path / "maps", tmp_path / "masks").record
     assert record.warnings == (
-        "4 of 4 volumes do not say how far voxels are apart: their distances are in voxels, not in mm",
+        "4 of 4 volumes do not specify the spacing of voxels: their distances are in voxels, not in mm",
     )
     same = evaluate(root / "maps", root / "masks").record
     assert record.calibration["ece_ew"] == same.calibration["ece_ew"]
@@ -168,7 +168,7 @@ def test_volumes_and_pictures_are_not_mixed(root, tmp_path):
             (tmp_path / name / path.name).symlink_to(path)
     np.save(tmp_path / "maps" / "flat.npy", draw(0)[0][1, 0])
     np.save(tmp_path / "masks" / "flat.npy", draw(0)[1][0] == 1)
-    with pytest.raises(InputError, match="4 volumes among 5 files; expected volumes alone, or pictures alone"):
+    with pytest.raises(InputError, match="4 volumes among 5 files; expected only volumes, or only pictures"):
         evaluate(tmp_path / "maps", tmp_path / "masks")
 
 

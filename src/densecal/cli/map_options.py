@@ -37,7 +37,7 @@ def _map_options(
         typer.Option(
             "--format",
             metavar="auto|plain|NAME",
-            help="Tool that wrote the files: nnunet, monai, transformers, ... (docs/formats.md). plain: none.",
+            help="Tool that wrote the files: nnunet, monai, transformers, ... (docs/formats.md). plain: match stems.",
         ),
     ] = "auto",
     multilabel: Annotated[

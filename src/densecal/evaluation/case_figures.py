@@ -16,8 +16,8 @@ class ClassCases:
         label: The class; 1 for foreground maps.
         present: Cases whose map or mask has it.
         absent: Cases in which neither has it. They are left out.
-        missed: Cases whose mask has it and whose map has not: Dice 0, no Hausdorff distance.
-        invented: Cases whose map has it and whose mask has not.
+        missed: Cases whose mask has it and whose map does not: Dice 0, no Hausdorff distance.
+        invented: Cases whose map has it and whose mask does not.
         means: Means over cases: ``dice``, and for volumes ``hd95`` and ``nsd`` (surface Dice), ``volume_bias``
             (predicted minus true volume), ``volume_error`` (its size) and ``volume_error_relative`` (as a share of the
             true volume).
@@ -54,9 +54,9 @@ class CaseTrust:
 
     Attributes:
         cases: Cases that have a Dice.
-        risk: Mean risk: the area under the curve of a confidence that says nothing.
-        best: Area under the curve of a confidence that knows the Dice.
-        by: The curve by how a case's confidence is averaged: ``mean``, ``foreground``, ``interior``, ``patch``.
+        risk: Mean risk, which is the area under the curve of a confidence without information.
+        best: Area under the curve of an ideal confidence, which ranks cases by their Dice.
+        by: The curve for each way to average a case's confidence: ``mean``, ``foreground``, ``interior``, ``patch``.
     """
 
     cases: int
@@ -67,7 +67,7 @@ class CaseTrust:
 
 @dataclass(frozen=True)
 class CaseScores:
-    """Scores of one case, by class, and its confidence by average. NaN for what does not exist."""
+    """Scores of one case by class, and its confidence by average. NaN for undefined values."""
 
     name: str
     dice: tuple[float, ...]
@@ -83,11 +83,11 @@ class Cases:
     """Scores of cases: images, or volumes.
 
     Attributes:
-        unit: Of volumes: ``ml``, or ``voxels`` where no file says how far they are apart; ``pixels`` for pictures.
-        tolerance: Of the surface Dice, in mm; None where surfaces were not compared.
+        unit: Unit of volumes: ``ml``, or ``voxels`` where no file specifies their spacing; ``pixels`` for pictures.
+        tolerance: Tolerance of the surface Dice, in mm; None if surfaces were not compared.
         classes: Means by class.
         trust: Whether confidence finds the cases that fail.
-        table: Every case, for volumes.
+        table: Scores of every case, for volumes.
     """
 
     unit: str

@@ -1,4 +1,4 @@
-"""What a record says of cases: scores of every class with intervals, and whether confidence finds those that fail."""
+"""The part of a record about cases: scores per class with intervals, and whether confidence finds those that fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from densecal.metrics.cases import AGGREGATIONS, COLUMNS, aurc_interval, case_au
 from densecal.metrics.overlap import mean_interval
 
 _COVERAGES = 20
-"""Points of a risk-coverage curve that are kept."""
+"""Number of points of a risk-coverage curve in a record."""
 _MILLILITRE = 1000.0
 """Cubic millimetres."""
 
@@ -28,14 +28,14 @@ def case_scores(
     tolerance: float,
     groups: Sequence[str] | None = None,
 ) -> Cases:
-    """Return what a record says of cases.
+    """Return the part of a record about cases.
 
     Args:
         rows: Scores of every case and class, (cases, classes, `COLUMNS`); one class for foreground maps.
-        confidences: The size of a voxel of every case in cubic millimetres, or NaN, and `AGGREGATIONS`.
-        names: Their names.
-        volumes: Whether they are volumes, whose scores are listed case by case.
-        tolerance: Of the surface Dice.
+        confidences: Per case, the size of a voxel in cubic millimetres, or NaN, and `AGGREGATIONS`.
+        names: Names of the cases.
+        volumes: Whether the cases are volumes, whose scores are listed one by one.
+        tolerance: Tolerance of the surface Dice.
         groups: The group of every case, where intervals resample groups.
     """
     size = confidences[:, 0] / _MILLILITRE
@@ -61,7 +61,7 @@ def case_scores(
 
 
 def _class_cases(label: int, rows: Floats, scale: Floats | None, groups: NDArray[np.str_] | None) -> ClassCases:
-    """Return the means of one class over cases; ``scale`` is the size of a voxel, None for pictures."""
+    """Return the means of one class over cases. ``scale`` is the size of a voxel, or None for pictures."""
     predicted, truth = rows[:, 0], rows[:, 1]
     present = (predicted > 0) | (truth > 0)
     values = {"dice": dice_of(rows)}

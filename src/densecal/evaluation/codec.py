@@ -1,9 +1,9 @@
 """Frozen dataclasses as JSON, and JSON as dataclasses, checked by their type hints.
 
-A field says in its metadata what its type does not:
+The metadata of a field hold what its type does not tell:
 
-* ``key``: its name in JSON, where that is another;
-* ``flat``: its items are keys of the object itself, beside the other fields;
+* ``key``: its name in JSON, if that differs;
+* ``flat``: its items are keys of the object itself, alongside the other fields;
 * ``bounds``: the lowest and highest number that it may hold.
 """
 
@@ -26,11 +26,11 @@ Field = dataclasses.Field[Any]
 _MISSING = object()
 _NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number", (int, float): "a number"}
 _MOST_BITS = 1023
-"""Larger integers are not numbers of float64."""
+"""Largest size of an integer that fits into float64."""
 
 
 def encode(value: Any) -> Any:
-    """Return a dataclass, or what one may hold, as dictionaries, lists, numbers and text. Empty fields are left out."""
+    """Return a dataclass, or the value of a field, as dictionaries, lists, numbers and text, without empty fields."""
     if dataclasses.is_dataclass(value):
         content: dict[str, Any] = {}
         for field in dataclasses.fields(value):
@@ -48,12 +48,12 @@ def decode(kind: Any, value: Any, where: str | Path, key: str = "") -> Any:
 
     Args:
         kind: The type, such as a dataclass.
-        value: What was read from JSON. Unknown keys are ignored.
+        value: The parsed JSON. Unknown keys are ignored.
         where: The file; errors name it and the key.
-        key: The key of the value itself.
+        key: The key of the value itself, if any.
 
     Raises:
-        InputError: A key is missing, or its value is not what it should be.
+        InputError: A key is missing or has an invalid value.
     """
     try:
         return _decoder(kind)(value)
@@ -86,7 +86,7 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 class _MismatchError(Exception):
-    """A value is not what it should be. Its keys are those on the way to it, the innermost first."""
+    """An invalid value. ``keys`` are those on the path to it, the innermost first."""
 
     def __init__(self, found: str, expected: str) -> None:
         super().__init__(found, expected)
@@ -96,7 +96,7 @@ class _MismatchError(Exception):
 
 @functools.cache
 def _decoder(kind: Any) -> Decode:
-    """Return the function that turns JSON into a type, made once: files hold the same types many times."""
+    """Return the function that turns JSON into a type. It is cached, because files hold the same types many times."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _of_dataclass(kind)
     if isinstance(kind, types.UnionType):
@@ -110,15 +110,15 @@ def _decoder(kind: Any) -> Decode:
 
 def _of_dataclass(kind: type) -> Decode:
     def decode(value: Any) -> Any:
-        given = _expect(dict, value)
+        items = _expect(dict, value)
         decoded = {}
         for key, field, inner in _fields(kind):
             if is_flat(field):
-                own = {key_of(other) for other in dataclasses.fields(kind) if other is not field}
-                decoded[field.name] = inner({key: item for key, item in given.items() if key not in own})
-            elif key in given or is_required(field):
+                other_keys = {key_of(other) for other in dataclasses.fields(kind) if other is not field}
+                decoded[field.name] = inner({key: item for key, item in items.items() if key not in other_keys})
+            elif key in items or is_required(field):
                 try:
-                    decoded[field.name] = inner(given.get(key, _MISSING))
+                    decoded[field.name] = inner(items.get(key, _MISSING))
                     _check_bounds(field, decoded[field.name])
                 except _MismatchError as error:
                     error.keys.append(key)
@@ -130,7 +130,7 @@ def _of_dataclass(kind: type) -> Decode:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Field, Decode], ...]:
-    """Return the fields of a dataclass. They are not asked for before there is a value: a record may hold records."""
+    """Return the fields of a dataclass. They are resolved only once there is a value, as a record may hold records."""
     hints = hints_of(kind)
     return tuple((key_of(field), field, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
 
@@ -168,7 +168,7 @@ def _of_mapping(inner: Decode) -> Decode:
 
 
 def _of_union(kinds: tuple[Any, ...]) -> Decode:
-    """Return what decodes a value that may be null, or a figure that may be a list over classes."""
+    """Return the decoder of a value that may be null, or of a figure that may be a list over classes."""
     lists = [_decoder(kind) for kind in kinds if typing.get_origin(kind) is tuple]
     others = [_decoder(kind) for kind in kinds if typing.get_origin(kind) is not tuple and kind is not types.NoneType]
     of_list, of_other = (lists or others)[0], (others or lists)[0]
@@ -200,7 +200,7 @@ def _expect(kind: Any, value: Any) -> Any:
 
 
 def _check_bounds(field: Field, value: int | None) -> None:
-    """Refuse a number for which memory would be reserved without need."""
+    """Refuse a number that would make readers reserve too much memory."""
     low, high = field.metadata.get("bounds", (None, None))
     if low is not None and value is not None and not low <= value <= high:
         raise _MismatchError(str(value)[:60], f"{low} to {high:,}")

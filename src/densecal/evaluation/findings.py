@@ -1,4 +1,4 @@
-"""What looks wrong in the maps and masks of an evaluation, counted."""
+"""Counts of maps and masks of an evaluation that look wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from densecal.metrics.segmentation import count_levels
 
 FEW_LEVELS = 32
 _TOP_SHARE = 0.1
-"""A map that spans the whole range with fewer of its foreground pixels at the highest level looks stretched."""
+"""A map that spans the whole range, with a smaller share of its foreground at the highest level, looks stretched."""
 _SAMPLE = 4096
 
 Array = NDArray[Any]
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass
 class Findings:
-    """Numbers of maps and masks that look wrong, by how."""
+    """Numbers of maps and masks by what looks wrong with them."""
 
     maps: int = 0
     stretched: int = 0
@@ -31,20 +31,20 @@ class Findings:
     foreground: int = 0
     """Maps whose mask contains foreground."""
     masks: int = 0
-    """Masks with at least one valid pixel. Images that show no object on purpose have none."""
+    """Masks with at least one valid pixel. Images that show no object on purpose are not counted."""
     empty_masks: int = 0
     full_masks: int = 0
     grey_masks: int = 0
     resized: int = 0
     volumes: int = 0
     unplaced: int = 0
-    """Volumes whose files do not say the distance of voxels."""
+    """Volumes whose files do not specify the spacing of voxels."""
 
     voided: int = 0
-    """Maps and masks whose files say that some pixels have no data."""
+    """Maps and masks whose files mark some pixels as having no data."""
 
     def note_space(self, axes: int, spacing: tuple[float, ...] | None) -> None:
-        """Count an image of so many axes of space."""
+        """Count an image with this number of spatial axes."""
         self.volumes += axes == 3
         self.unplaced += axes == 3 and spacing is None
 
@@ -54,7 +54,7 @@ class Findings:
             setattr(self, name, getattr(self, name) + value)
 
     def inspect_levels(self, counts: Array) -> None:
-        """Note how integer maps, given by their level counts (B, 2, L), look unlike probabilities."""
+        """Count how integer maps, given by their level counts (B, 2, L), do not look like probabilities."""
         pixels = counts.sum(axis=1)
         top = pixels.shape[1] - 1
         spans = (pixels[:, 0] > 0) & (pixels[:, top] > 0)
@@ -70,7 +70,7 @@ class Findings:
         self.inverted += int((both & (inside < outside)).sum())
 
     def inspect_floats(self, prediction: Array, mask: Array) -> None:
-        """Do the same for a float map, from its values rounded to bytes and its exact extremes and distinct values."""
+        """Do the same for a float map, given its values rounded to bytes, its exact extremes and distinct values."""
         if prediction.size == 0:
             return
         as_bytes = Findings()

@@ -25,18 +25,18 @@ from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
 CHUNK = 32
-"""Pairs per call of a worker."""
+"""Number of pairs per call of a worker."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A record, and what it takes to compare it with another.
+    """A record, and the data needed to compare it with another.
 
     Attributes:
         record: Every figure.
-        stems: Names of the scored images in the order of ``rows``; none where there are too many to keep each.
+        stems: Names of the scored images in the order of ``rows``; empty if there are too many to keep.
         rows: Sums per image, for paired intervals.
-        groups: The group of every image, where images are grouped.
+        groups: The group of every image, if images are grouped.
     """
 
     record: Record
@@ -62,19 +62,19 @@ def evaluate(
     Args:
         predictions: Folder of maps: 8- or 16-bit PNG, TIFF, WebP, JPEG, or ``.npy``/``.npz``.
         masks: Folder of masks with the same stems.
-        name: What to call the method; the folder's name unless given.
-        dataset: What to call the data; the mask folder's name unless given.
+        name: Name of the method; the folder's name unless given.
+        dataset: Name of the data set; the mask folder's name unless given.
         settings: Bins, metrics and classes.
-        workers: Processes to use.
+        workers: Number of processes.
         skip_bad: Leave out files that cannot be read, and list them, instead of stopping.
-        groups: Groups of images that are alike (patient, video, scene), which intervals resample.
+        groups: Groups of similar images (patient, video, scene), which intervals resample.
         progress: Called with the number of pairs scored.
 
     Returns:
         The evaluation.
 
     Raises:
-        InputError: A file is missing, unreadable or not what it should be.
+        InputError: A file is missing, unreadable or invalid.
     """
     evaluation = evaluate_shared(
         Path(predictions), Path(masks), name=name, dataset=dataset, settings=settings, workers=workers,
@@ -98,20 +98,20 @@ def evaluate_shared(
     processes: Processes = ALONE,
     engine: Engine | None = None,
 ) -> Evaluation | None:
-    """Do what `evaluate` does in several processes, all of which make this call.
+    """Evaluate like `evaluate`, but in several processes, all of which make this call.
 
     Args:
-        predictions: Folder of maps; this and the other options are those of `evaluate`.
+        predictions: Folder of maps. Options that `evaluate` has, too, mean the same.
         masks: Folder of masks.
         name: Name of the method.
         dataset: Name of the data.
         settings: Bins, metrics and classes.
         workers: Worker processes of this process.
         skip_bad: Leave out files that cannot be read.
-        groups: Groups of images that are alike.
+        groups: Groups of similar images.
         progress: Told how many pairs of this process's share are scored.
         processes: The processes that share the work.
-        engine: Where the work is done, in place of worker processes.
+        engine: Engine that does the work, instead of worker processes.
 
     Returns:
         The evaluation on the first process, the same to the bit however many there are; ``None`` on the others.
@@ -142,11 +142,11 @@ def score_folder(
     processes: Processes = ALONE,
     engine: Engine | None = None,
 ) -> Partial | None:
-    """Return the sums behind an evaluation; the options are those of `evaluate_shared`."""
+    """Return the sums of an evaluation. The options are those of `evaluate_shared`."""
     plan, settings = plan_of(predictions, masks, settings or Settings(), skip_bad)
     if plan.regions:
         names = ", ".join(region.name for region in plan.regions)
-        expected = f"one of {names}, as --region or MapOptions(region=...) chooses it"
+        expected = f"one of {names}, chosen by --region or MapOptions(region=...)"
         raise InputError(predictions, f"maps of {len(plan.regions)} regions", expected)
     pairs, unpaired = plan.pairs, plan.unpaired
     if groups is not None:
@@ -159,15 +159,14 @@ def score_folder(
 
 
 def plan_of(predictions: Path, masks: Path, settings: Settings, skip_bad: bool = False) -> tuple[Plan, Settings]:
-    """Return which maps belong to which masks, and the settings completed by what the folders say."""
-    given = settings
+    """Return the pairs of maps and masks, and the settings completed from the folders."""
     plan = find_plan(
-        predictions, masks, given.maps, given.classes, given.ignore_index, given.class_names, skip_bad
+        predictions, masks, settings.maps, settings.classes, settings.ignore_index, settings.class_names, skip_bad
     )  # fmt: skip
-    completed = replace(
-        given, maps=plan.options, classes=plan.classes, ignore_index=plan.ignore_index, class_names=plan.class_names
+    settings = replace(
+        settings, maps=plan.options, classes=plan.classes, ignore_index=plan.ignore_index, class_names=plan.class_names
     )
-    return plan, completed
+    return plan, settings
 
 
 def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evaluation:
@@ -188,8 +187,8 @@ def compute(part: Partial, predictions: str | Path, masks: str | Path) -> Evalua
     if not rows[:, 0].any() and (total.sums is None or not total.sums.table.images):
         raise InputError(masks, "nothing but void pixels", "at least one valid pixel")
     if 0 < total.findings.volumes < total.images:
-        found = f"{total.findings.volumes} volumes among {total.images} files"
-        raise InputError(predictions, found, "volumes alone, or pictures alone")
+        actual = f"{total.findings.volumes} volumes among {total.images} files"
+        raise InputError(predictions, actual, "only volumes, or only pictures")
     return Evaluation(total.record(part.name, part.dataset, part.skipped), total.stems, rows, total.groups)
 
 
@@ -206,8 +205,8 @@ def score_all(
     """Score the pairs and add everything up.
 
     Returns:
-        The sums, and why pairs were skipped (empty unless ``skip_bad``). The first process has those of all
-        processes, any other those of its own share.
+        The sums, and why pairs were skipped (empty unless ``skip_bad``). The first process returns those of all
+        processes, each other one those of its own share.
     """
     chunks = processes.share(_chunks(_in_groups(pairs, groups)))
     engine = engine or InProcesses(min(workers, len(chunks)), ["densecal.evaluation.worker"])
@@ -228,14 +227,14 @@ def score_all(
 
 
 def skipped_file(error: InputError) -> SkippedFile:
-    """Return how a record names a file that was left out."""
+    """Return the entry of a record for a file that was left out."""
     return SkippedFile(error.where, f"{error.found}; expected {error.expected}")
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:
     """Compare every two methods that were evaluated on the same images: differences of figures, with intervals.
 
-    Where there were too many images to keep the rows of each, there is no difference.
+    There are no differences where there were too many images to keep a row for each.
     """
     differences = []
     for a, b in combinations(evaluations, 2):
@@ -249,15 +248,15 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifferen
 
 
 def _in_groups(pairs: list[Pair], groups: Groups | None) -> list[Pair]:
-    """Return pairs that know their groups; an image without one is an error."""
+    """Return pairs with their groups; an image without a group is an error."""
     if groups is None:
         return pairs
-    named = groups.of([pair.stem for pair in pairs])
-    return [replace(pair, group=group) for pair, group in zip(pairs, named, strict=True)]
+    names = groups.of([pair.stem for pair in pairs])
+    return [replace(pair, group=group) for pair, group in zip(pairs, names, strict=True)]
 
 
 def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
-    """Cut the pairs into chunks, the same however many processes share the work."""
+    """Cut the pairs into chunks, which do not depend on the number of processes."""
     return [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
 
 

@@ -1,6 +1,6 @@
 """Pixels of every image by fold, class, outcome and logit: what intervals and the advice on repair are computed from.
 
-An image's fold depends on its name alone, or on that of its group. Memory grows neither with pixels nor with images.
+The fold of an image depends only on its name, or on that of its group. Memory grows with neither pixels nor images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from densecal.metrics.levels import MAX_LEVEL
 
 FOLDS = 32
 CLASS_BINS = BINS // 2
-"""Classes have a table each, so theirs are coarser."""
+"""Number of bins for classes. It is smaller because each class has a table of its own."""
 _STEPS = (1 << 14) - 1
 _LEVELS = np.rint(np.arange(_STEPS + 1) * (MAX_LEVEL / _STEPS)).astype(np.int64)
 
@@ -30,7 +30,7 @@ class FoldSums:
     Attributes:
         shape: (C, 3, bins): pixels with outcome 0, with outcome 1, and the sum of their 16-bit levels. C is 1 for
             foreground maps, with 480 bins; else the K classes and the winning one, with 240.
-        counts: By fold.
+        counts: Counts by fold.
         images: Images with valid pixels per fold, (32,).
     """
 
@@ -43,7 +43,7 @@ class FoldSums:
         """Count an image of foreground probabilities.
 
         Args:
-            unit: Its name, or that of its group.
+            unit: Name of the image, or of its group.
             counts: (2, L), pixels by label and level; L is 256 or 65536.
         """
         self.add_image(unit, _by_logit(counts)[None])
@@ -57,7 +57,7 @@ class FoldSums:
         self.images[fold] += 1
 
     def merge(self, other: FoldSums) -> None:
-        """Add the images of another."""
+        """Add the counts of another."""
         for fold, counts in other.counts.items():
             self._add(fold, counts)
         self.images += other.images
@@ -70,12 +70,12 @@ class FoldSums:
         return table
 
     def load(self, table: Ints, images: Ints) -> None:
-        """Set the counts to those of `table` and `images`."""
+        """Set the counts to the values of `table` and `images`."""
         self.counts = {int(fold): table[fold] for fold in np.flatnonzero(table.any(axis=(1, 2, 3)))}
         self.images = images
 
     def halves(self) -> RepairSums:
-        """Return the foreground maps in two halves."""
+        """Return the counts of foreground maps in two halves."""
         halves = RepairSums()
         for fold, counts in self.counts.items():
             halves.counts[fold & 1] += counts[0, :2]
@@ -91,7 +91,7 @@ class ClassCounter:
     """Counts the pixels of one image of K classes, chunk by chunk.
 
     Attributes:
-        counts: What `FoldSums` counts of it.
+        counts: The counts of the image for `FoldSums`.
     """
 
     def __init__(self, classes: int) -> None:
@@ -103,14 +103,14 @@ class ClassCounter:
         Args:
             probabilities: (K, ...), floats.
             winner: The most probable class of every pixel.
-            labels: The true one.
+            labels: The true class of every pixel.
             void: The label of pixels that do not count.
         """
         valid = labels != void
         if not valid.all():
             probabilities, winner, labels = probabilities[:, valid], winner[valid], labels[valid]
         K, labels = len(probabilities), labels.reshape(-1).astype(np.int64)
-        # in steps of 1 / 16383: rounding by truncation, and in float32, because float16 ends at 65504
+        # in steps of 1 / 16383, rounded by truncation, and in float32, because float16 ends at 65504
         wide = np.promote_types(probabilities.dtype, np.float32)
         level = (np.multiply(probabilities.reshape(K, -1), _STEPS, dtype=wide) + wide.type(0.5)).astype(np.int16)
         true, top = (np.take_along_axis(level, c.reshape(1, -1).astype(np.int64), axis=0)[0] for c in (labels, winner))
@@ -125,7 +125,7 @@ class ClassCounter:
 
 
 def _by_logit(counts: Ints) -> Ints:
-    """Return pixels (2, L) by level as pixels and sums of 16-bit levels by bin of the logit, (3, 480)."""
+    """Turn pixels by level (2, L) into pixels and sums of 16-bit levels by bin of the logit (3, 480)."""
     level = np.flatnonzero(counts.any(axis=0))
     index = _bins_of_levels(counts.shape[1])[level]
     pixels = counts[:, level]

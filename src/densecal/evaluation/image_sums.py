@@ -1,6 +1,6 @@
-"""What an evaluation keeps of images once there are more than a million: sums over them, in memory that does not grow.
+"""The sums that an evaluation keeps of more than a million images, in memory that does not grow with their number.
 
-The sums are integers. It does not matter when images are added up, in which process, or in which order.
+The sums are integers, so it does not matter when, in which process and in which order images are added up.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MOST_KEPT = 1_000_000
 MOST_HASHES = 1 << 16
 """Of the names, that many hashes are kept, the smallest: parts with images in common have some of these in common."""
 FEW_GROUPS = 300
-"""With fewer groups, `benchmarks/coverage.py --poisson` finds intervals of Poisson tables too narrow."""
+"""With fewer groups, intervals from Poisson tables are too narrow: see `benchmarks/coverage.py --poisson`."""
 JOINT_CELLS = 100
 """The joint density of confidence and accuracy is kept on a grid of this many cells per side."""
 COLUMNS = ("confidence", "accuracy", "squared_distance", "dice", "iou", "has_overlap")
-"""What is added up of every image besides its row."""
+"""The values of every image that are added up besides its row."""
 _MOST = 1 << 62
-"""No sum is larger: those of two parts are still within int64."""
+"""Upper bound of all sums, so that those of two parts fit into int64."""
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
@@ -44,10 +44,10 @@ class ImageSums:
     """Sums over images.
 
     Args:
-        bins: Bins of their rows.
+        bins: Number of bins of their rows.
 
     Attributes:
-        images: Number of images, those without valid pixels included.
+        images: Number of images, including those without valid pixels.
         table: Sums of rows and `COLUMNS`, as they are and in 1,000 resamples, over the images with valid pixels.
         cells: These images by mean confidence and accuracy.
         groups: A hash of the name of every group among them.
@@ -68,7 +68,7 @@ class ImageSums:
             names: Their names.
             rows: ``Sketch.image_rows()``.
             overlaps: Dice and IoU, (images, 2).
-            groups: Their groups, where images are grouped.
+            groups: Their groups, if images are grouped.
         """
         counted = rows[:, 0] > 0
         confidence, accuracy = points_of(rows)
@@ -121,28 +121,28 @@ class ImageSums:
         return {name: mean for name, (mean, _) in means.items()}, self._unless_alone(ends)
 
     def consistency(self, curve: ReliabilityCurve) -> Consistency:
-        """Return the consistency bands: a draw minus 1 has mean 0 and variance 1, as a random sign has."""
+        """Return the consistency bands. A draw minus 1 has mean 0 and variance 1, like a random sign."""
         gaps = self.table.gaps()
         if len(self.groups) == 1:
             return unknown_bands(curve)
         return bands_of(gaps[1:] - gaps[0], gaps[0], float(curve.count.sum()), curve)
 
     def _unless_alone(self, intervals: dict[str, Interval]) -> dict[str, Interval]:
-        """Return intervals, or NaN for images of one group, which are in a resample together or not at all."""
+        """Return intervals, or NaN if all images belong to one group, which resampling cannot vary."""
         return dict.fromkeys(intervals, (math.nan, math.nan)) if len(self.groups) == 1 else intervals
 
     def joint(self) -> Joint:
-        """Return the images by mean confidence and accuracy."""
+        """Return the distribution of the images over mean confidence and accuracy."""
         confidence, accuracy, squared = (self.table.mean(column)[0] for column in range(3))
         cells = ((int(x), int(y), int(self.cells[x, y])) for x, y in np.argwhere(self.cells))
         return Joint(JOINT_CELLS, tuple(cells), confidence, accuracy, math.sqrt(squared))
 
 
 def read_image_sums(container: Container, bins: int) -> ImageSums | None:
-    """Return the sums that `ImageSums.arrays` gave a container, or None where it has the images one by one.
+    """Read the sums that `ImageSums.arrays` put into a container, or return None if it holds the images one by one.
 
     Raises:
-        InputError: They are damaged, or sums that no images have.
+        InputError: They are damaged, or inconsistent.
     """
     if "images/number" not in container:
         return None
@@ -177,7 +177,7 @@ def points_of(rows: Floats) -> tuple[Floats, Floats]:
 
 
 def cells_of(values: Floats) -> Ints:
-    """Return which of the equal cells of [0, 1] holds each value; 1.0 is in the last."""
+    """Return the index of the equal cell of [0, 1] that holds each value; 1.0 is in the last."""
     return np.asarray(np.minimum((values * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1))
 
 

@@ -1,4 +1,4 @@
-"""Scoring a map that is read slab by slab: the figures of one that is read at once, without those of full metrics."""
+"""Scoring a map that is read slab by slab: the same figures as for other maps, except those of full metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass
 class _Means:
-    """Sums of confidence over all pixels, and over those called foreground."""
+    """Sums of confidence over all pixels, and over those predicted as foreground."""
 
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))
@@ -36,7 +36,7 @@ class _Means:
             self.pixels[i] += chosen.size
 
     def confidences(self, top: float) -> NDArray[np.float64]:
-        """Return what `metrics.cases.case_confidences` does without neighbours."""
+        """Return the averages of `metrics.cases.case_confidences` that need no neighbouring pixels."""
         result = np.full(len(AGGREGATIONS), math.nan)
         if self.pixels[0]:
             means = self.sums / np.maximum(self.pixels, 1) / top
@@ -47,7 +47,11 @@ class _Means:
 def score_classes(
     pair: LargePair, meter: CalibrationMeter, counter: ClassCounter, void: int
 ) -> tuple[ConfusionMeter, NDArray[np.float64], NDArray[np.float64]]:
-    """Count a map of K classes in an empty meter and counter; return confusions, confidences, sums of probabilities."""
+    """Count a map of K classes in an empty meter and an empty counter.
+
+    Returns:
+        Confusions, confidences and sums of probabilities.
+    """
     assert pair.classes is not None
     image, means, slabs = ConfusionMeter(pair.classes), _Means(), 0
     expected = np.zeros(pair.classes)
@@ -65,18 +69,18 @@ def score_classes(
 
 @dataclass
 class LargeForeground:
-    """What a foreground map gives.
+    """The counts and scores of a foreground map.
 
     Attributes:
-        is_float: Whether it holds floats, which are in the meter.
-        counts: Pixels by label and level (2, L); of floats, rounded to 16 bits.
+        is_float: Whether it holds floats, which the meter has counted.
+        counts: Pixels by label and level (2, L), floats rounded to 16 bits.
         row: Numbers of pixels that are predicted, foreground of the mask, and both.
         expected: Sum of the probabilities.
-        overlap: The same for the mask as PySODMetrics cuts it.
-        confidences: `metrics.cases.AGGREGATIONS`.
+        overlap: The same as ``row`` for the mask as PySODMetrics cuts it.
+        confidences: The averages of `metrics.cases.AGGREGATIONS`.
         segmentation: Scores of the map.
         grey: Whether the mask has levels other than those of foreground, background and void.
-        spans: Whether floats reach exactly 0 and 1.
+        spans: Whether floats span exactly 0 to 1.
     """
 
     is_float: bool
@@ -91,7 +95,7 @@ class LargeForeground:
 
 
 def score_foreground(pair: LargePair, meter: CalibrationMeter, ignore_index: int | None) -> LargeForeground:
-    """Count a foreground map; floats are counted in an empty meter."""
+    """Count a foreground map. Floats are counted in an empty meter."""
     is_float = pair.is_float
     rule = _MaskRule(pair, ignore_index)
     meter.ignore_index = VOID
@@ -137,7 +141,7 @@ def score_foreground(pair: LargePair, meter: CalibrationMeter, ignore_index: int
 
 
 class _MaskRule:
-    """What the levels of a mask mean, which depends on the highest of all slabs (`io.masks.foreground_mask`)."""
+    """The meaning of a mask's levels, which depends on the highest level of all slabs (`io.masks.foreground_mask`)."""
 
     def __init__(self, pair: LargePair, ignore_index: int | None) -> None:
         self.pair, self.ignore_index = pair, ignore_index

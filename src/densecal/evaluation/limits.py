@@ -1,4 +1,4 @@
-"""Limits: does an evaluation keep to limits that were set, and is it no worse than an older evaluation?
+"""Limits: whether an evaluation keeps within given limits, and is no worse than an older evaluation.
 
 A limit is compared with the figure itself. A comparison with an older evaluation, the baseline, uses the 95 % intervals
 of both records. With the figure a in [a_low, a_high] now and b in [b_low, b_high] before, where lower is better:
@@ -6,10 +6,10 @@ of both records. With the figure a in [a_low, a_high] now and b in [b_low, b_hig
     worse if  a - b > sqrt((a - a_low)^2 + (b_high - b)^2)
 
 The right side is the margin. It is that of the interval of a - b for two independent estimates (Zou and Donner,
-Statistics in Medicine 27, 2008), which for symmetric intervals is the textbook's. Evaluations of the same images are
-not independent: their errors go up and down together, and a difference is more certain than the margin says. The check
-is then cautious. It misses small changes, and seldom calls an accident a change. Records hold no figures per image, so
-a paired comparison cannot be made from them.
+Statistics in Medicine 27, 2008), and for symmetric intervals the textbook's. Evaluations of the same images are not
+independent: their errors rise and fall together, so a difference is more certain than the margin suggests. The check
+is then conservative. It misses small changes, and seldom mistakes chance for a change. Records hold no figures per
+image, so a paired comparison cannot be made from them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ HIGHER_IS_BETTER = (
     "f_weighted", "iou", "dice", "miou", "iou_image_mean", "dice_image_mean",
 )  # fmt: skip
 NEITHER = ("mean_confidence", "sweep_bins")
-"""Neither high nor low is better: they may have limits on both sides, and are not compared with a baseline."""
+"""Figures of which neither high nor low values are better. They may have limits on both sides, and no baseline."""
 COMPARED = ("ece_ew", "ece_image_mean", "brier", "nll", "accuracy", "iou_image_mean", "dice_image_mean")
-"""Compared with a baseline where no limit names a figure. OE and UE are parts of the ECE: one may rise as it falls."""
+"""Figures compared with a baseline if there are no limits. OE and UE are left out: one may rise as the ECE falls."""
 _ABOVE_ONE = (
     "brier", "brier_calibration", "brier_refinement", "nll", "nll_calibration", "nll_refinement", "sweep_bins",
 )  # fmt: skip
-"""Figures that can be larger than 1."""
+"""Figures that can exceed 1."""
 _ROUNDING = 1e-9
-"""The same maps give figures that agree to 1e-12, whatever the number of processes."""
+"""Figures of the same maps agree to 1e-12, whatever the number of processes."""
 _EXPECTED = "a file that densecal evaluate --json wrote"
 
 
@@ -54,7 +54,7 @@ class Comparison:
 
     Attributes:
         passed: False if the figure is beyond the limit, or worse than the baseline. None if it cannot be compared.
-        line: What was compared, in words.
+        line: The comparison in words.
     """
 
     passed: bool | None
@@ -139,23 +139,23 @@ def _is_same(a: Path, b: Path) -> bool:
 
 
 def _select(records: Sequence[Record], where: str, name: str | None, dataset: str | None) -> list[Record]:
-    """Return the records of a method and a data set, each of which is there once."""
+    """Return the records of a method and a data set; refuse two records of the same."""
     chosen = [r for r in records if name in (None, r.name) and dataset in (None, r.dataset)]
     titles = [_title(record) for record in chosen]
     if not chosen:
-        asked = f"{name or 'any method'} on {dataset or 'any data set'}"
+        request = f"{name or 'any method'} on {dataset or 'any data set'}"
         known = ", ".join(map(_title, records)) or "an evaluation"
-        raise InputError(where, f"no evaluation of {asked}", f"one of {known}")
+        raise InputError(where, f"no evaluation of {request}", f"one of {known}")
     for title in titles:
         if titles.count(title) > 1:
-            raise InputError(where, f"several evaluations of {title}", "one of each method and data set")
+            raise InputError(where, f"several evaluations of {title}", "one evaluation per method and data set")
     return chosen
 
 
 def _check_names(maximum: Mapping[str, float], minimum: Mapping[str, float], records: Sequence[Record]) -> None:
     """Refuse limits of figures that do not exist, limits on the wrong side, and limits that nothing can exceed."""
-    own = {key for record in records for key in (*record.calibration, *record.segmentation)}
-    known = dict.fromkeys([*LOWER_IS_BETTER, *HIGHER_IS_BETTER, *NEITHER, *sorted(own)])
+    computed = {key for record in records for key in (*record.calibration, *record.segmentation)}
+    known = dict.fromkeys([*LOWER_IS_BETTER, *HIGHER_IS_BETTER, *NEITHER, *sorted(computed)])
     for kind, limits, wrong, other in (
         ("maximum", maximum, HIGHER_IS_BETTER, "a minimum (--min), because higher is better"),
         ("minimum", minimum, LOWER_IS_BETTER, "a maximum (--max), because lower is better"),
@@ -184,7 +184,7 @@ def _against_limit(record: Record, figure: str, limit: float, sign: int) -> Comp
 
 
 def _value(record: Record, figure: str) -> _Value | None:
-    """Return a figure of a record; None where it was not computed or is a list over classes."""
+    """Return a figure of a record, or None if it was not computed or is a list over classes."""
     for section, ci in (("calibration", record.calibration.ci), ("segmentation", record.segmentation_ci or {})):
         value = record.figure(section, figure)
         if not math.isnan(value):
@@ -218,19 +218,19 @@ def _counterpart(record: Record, records: Sequence[Record], older: Sequence[Reco
 
 def _against_baseline(record: Record, before: Record, limited: Iterable[str], where: str) -> list[Comparison]:
     """Compare the figures that have intervals in both records."""
-    named = [figure for figure in dict.fromkeys(limited) if figure not in NEITHER]
+    required = [figure for figure in dict.fromkeys(limited) if figure not in NEITHER]
     compared, others = [], []
-    for figure in named or COMPARED:
+    for figure in required or COMPARED:
         now, was = _value(record, figure), _value(before, figure)
         if now is not None and was is not None and now.interval is not None and was.interval is not None:
             compared.append(_difference(record, figure, now, was, where))
-        elif named:
-            lacking = where if now is not None and now.interval is not None else "the evaluation"
-            line = f"{figure} of {_title(record)} with {where}: {lacking} has no interval of it"
+        elif required:
+            without = where if now is not None and now.interval is not None else "the evaluation"
+            line = f"{figure} of {_title(record)} with {where}: {without} has no interval of it"
             others.append(Comparison(None, line))
     if not compared:
-        found = f"no figure of {_title(record)} that has an interval in both evaluations"
-        raise InputError(where, found, f"one of {', '.join(COMPARED)}, of two images or more")
+        actual = f"no figure of {_title(record)} that has an interval in both evaluations"
+        raise InputError(where, actual, f"one of {', '.join(COMPARED)}, of two images or more")
     return [*compared, *others]
 
 

@@ -38,20 +38,20 @@ class SmoothDiagram:
 
     @classmethod
     def of(cls, curve: smooth.SmoothCurve) -> SmoothDiagram:
-        """Return a curve as a record holds it."""
+        """Convert a curve for a record."""
         return cls(curve.bandwidth, curve.error, _floats(curve.accuracy), _floats(curve.density))
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """What a calibrated model would show on these images.
+    """The figures that a calibrated model would have on these images.
 
     Attributes:
         low: Lower end of the accuracy of every bin of the reliability diagram (95 %).
         high: Upper end.
         ece: Mean ECE of calibrated models.
         ece_high: The ECE that 5 % of them exceed.
-        p_value: Share of them whose ECE is at least the one measured.
+        p_value: Share of them whose ECE is at least as large as the measured one.
     """
 
     low: tuple[float, ...]
@@ -61,23 +61,24 @@ class Consistency:
     p_value: float
 
     @classmethod
-    def of(cls, found: bands.Consistency) -> Consistency:
-        """Return bands as a record holds them."""
-        return cls(_floats(found.low), _floats(found.high), found.ece, found.ece_high, found.p_value)
+    def of(cls, consistency: bands.Consistency) -> Consistency:
+        """Convert bands for a record."""
+        low, high = _floats(consistency.low), _floats(consistency.high)
+        return cls(low, high, consistency.ece, consistency.ece_high, consistency.p_value)
 
 
 @dataclass(frozen=True)
 class Region:
-    """The figures of some pixels or images.
+    """The figures of a subset of the pixels or images.
 
     Attributes:
-        name: Which.
-        images: Images with pixels in the region.
-        pixels: Its pixels.
-        figures: Figures by the names that they have under ``calibration``.
+        name: Name of the region.
+        images: Number of images with pixels in the region.
+        pixels: Number of its pixels.
+        figures: Figures by their names under ``calibration``.
         ci: Their 95 % intervals.
-        low: Smallest mean size of objects, or mean confidence, of these images.
-        high: Largest.
+        low: Lowest mean size of objects, or mean confidence, among these images.
+        high: Highest mean size or mean confidence.
     """
 
     name: str
@@ -90,17 +91,17 @@ class Region:
 
     @classmethod
     def of(cls, region: areas.Region) -> Region:
-        """Return a region as a record holds it."""
+        """Convert a region for a record."""
         ends = (None, None) if np.isnan(region.low) else (region.low, region.high)
         return cls(region.name, region.images, region.pixels, region.figures, region.ci, *ends)
 
 
 def errors_at(values: NDArray[np.generic], truth: NDArray[np.bool_], threshold: float) -> NDArray[np.float64]:
-    """Return the numbers of misses and of false alarms of one image, where values above a threshold are acted on.
+    """Return the numbers of misses and false alarms of one image if values above a threshold are acted on.
 
     Args:
         values: Probabilities of one class, floats or 8- or 16-bit levels.
-        truth: Which pixels are of the class.
+        truth: Which pixels belong to the class.
         threshold: Threshold of the probability.
     """
     if np.issubdtype(values.dtype, np.integer):
@@ -118,14 +119,14 @@ def expected_costs(
     prices: Prices,
     groups: Sequence[str] | None,
 ) -> tuple[ExpectedCost, ...]:
-    """Return the cost of every class.
+    """Return the costs of acting on every class.
 
     Args:
         classes: Probabilities of the classes, or of the foreground.
         errors: Misses and false alarms of every image and class at the threshold of the prices, (images, classes, 2);
             without them there are no intervals.
         pixels: Valid pixels of every image.
-        prices: What errors cost.
+        prices: Prices of errors.
         groups: The group of every image, where intervals resample groups.
     """
     costs = []
@@ -144,5 +145,5 @@ def expected_costs(
 
 
 def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
-    # one NaN for all: records that are equal then compare as equal
+    # one shared NaN object, so that equal records compare as equal
     return tuple(math.nan if math.isnan(value) else value for value in values.tolist())

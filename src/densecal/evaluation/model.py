@@ -34,9 +34,9 @@ from densecal.training.sections import DataConfig
 
 ENTROPY_BINS = 100
 SCORED_AT_ONCE = 256
-"""Images whose level counts are turned into scores in one call."""
+"""Number of images whose level counts are turned into scores in one call."""
 MAX_VALUES = 1 << 27
-"""Numbers in a group of logits at the size of the masks; larger groups are split."""
+"""Most values in a group of logits at the size of the masks. Larger groups are split."""
 
 Array = NDArray[Any]
 Logits = Callable[[Tensor], Tensor]
@@ -50,13 +50,13 @@ class ImageSet:
     """A data set in memory: images at the size the network sees, masks at their own.
 
     Attributes:
-        name: What to call it.
-        names: One per sample.
+        name: Name of the set.
+        names: Names of the samples.
         images: uint8 (N, S, S, 3).
         masks: uint8 (H, W) each: 0 and 1, or class labels.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels, for K classes.
-        groups: Groups of images that are alike, which intervals resample.
+        groups: Groups of similar images, which intervals resample.
     """
 
     name: str
@@ -87,20 +87,20 @@ def load_image_set(
     """Read a data set into memory, decoding in several processes.
 
     Args:
-        name: What to call it.
+        name: Name of the set.
         images: Folder, list file, zip or zips.
         masks: Folder of masks, where ``images`` is a folder.
-        size: Side of the images that the network sees.
+        size: Side of the images for the network.
         classes: 1 for foreground masks, else the number of classes.
         ignore_index: Label of void pixels, for K classes.
-        without_foreground: No image shows an object: masks are not read, and every pixel is background.
-        groups: Groups of images that are alike, which intervals resample.
+        without_foreground: Whether no image shows an object. Masks are then not read, and every pixel is background.
+        groups: Groups of similar images, which intervals resample.
         workers: Processes; all cores unless given.
         progress: Called with the number of images read.
     """
     source = open_source(images, masks)
     if not (without_foreground or source.has_masks):
-        raise InputError(str(images), "images without masks", "masks, or a set that is out of distribution")
+        raise InputError(str(images), "images without masks", "masks, or a data set marked as out of distribution")
     reading = Reading(source, source.names, size, classes, ignore_index, without_foreground)
     if groups is not None:
         groups.of(source.names)
@@ -142,15 +142,15 @@ def evaluate_model(
     Args:
         logits: The model.
         data: The data set.
-        calibrators: Calibrators by the name of their evaluation, where ``None`` is the model as it is. By default
-            the model as it is, under the name ``model``.
-        device: Where the model is.
+        calibrators: Calibrators by the name of their evaluation, with ``None`` for the uncalibrated model. By default
+            only the uncalibrated model, under the name ``model``.
+        device: Device of the model.
         bins: Bins of the calibration errors.
-        batch: Images at a time.
+        batch: Number of images at a time.
         progress: Called with the number of images done.
 
     Returns:
-        One evaluation per calibrator. Records have one key more than those of folders: ``entropy``, as a share of its
+        One evaluation per calibrator. Records have one more key than those of folders: ``entropy``, as a share of its
         maximum, with a histogram over the valid pixels and the mean per image, NaN for an image without valid pixels.
     """
     return evaluate_model_by_bins(logits, data, calibrators, (bins,), device=device, batch=batch, progress=progress)[0]
@@ -166,7 +166,7 @@ def evaluate_model_by_bins(
     batch: int = 64,
     progress: Progress = silent,
 ) -> list[dict[str, Evaluation]]:
-    """Return what ``evaluate_model`` does for each of several numbers of bins, in one pass over the images."""
+    """Evaluate like ``evaluate_model`` for each of several numbers of bins, in one pass over the images."""
     calibrators = calibrators or {"model": None}
     scores = [
         {name: _Scores(Settings(count, False, data.classes, data.ignore_index)) for name in calibrators}
@@ -203,7 +203,7 @@ def model_outputs(
         masks, and masks (B, H, W) int64.
     """
     device = torch.device(device)
-    if device.type == "cuda" and device.index is None:  # another thread does not know the current device
+    if device.type == "cuda" and device.index is None:  # every thread has a current device of its own
         device = torch.device("cuda", torch.cuda.current_device())
     copy_stream = _copy_stream(device) if device.type == "cuda" else None
     before = None
@@ -227,7 +227,7 @@ def _batches(
     On CUDA the copies may still be in progress, on ``copy_stream``.
     """
     shapes = [mask.shape for mask in data.masks]
-    # the network sees full batches, whatever the sizes of the masks
+    # the network receives full batches, whatever the sizes of the masks
     order = sorted(range(len(data)), key=lambda i: shapes[i])
     for first in range(0, len(order), batch):
         group = order[first : first + batch]
@@ -254,7 +254,7 @@ def _send(arrays: list[NDArray[np.uint8]], device: torch.device, copy_stream: to
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream for all evaluations, because every stream keeps the memory that was freed on it."""
+    """Return one stream for all evaluations, because every stream keeps the memory that was freed on it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -264,13 +264,13 @@ def _wait_for_copies(
     """Make the current stream wait for copies, and keep their memory until the current stream is done with it.
 
     Args:
-        tensors: What is copied.
+        tensors: The copied tensors.
         copy_stream: The stream that copies.
-        before: What this returned for the previous batch. The host waits until the device has reached it, because
-            otherwise it would run ahead and fill the device with batches.
+        before: The value returned for the previous batch. The host waits until the device has reached it; otherwise
+            it would run ahead and fill the device with batches.
 
     Returns:
-        The start of the work on this batch.
+        An event that marks the start of the work on this batch.
     """
     if before is not None:
         before.synchronize()
@@ -315,7 +315,7 @@ class _Scores:
         h = torch.special.entr(classes).sum(dim=1) / np.log(classes.shape[1])
         cell = (h * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1)
         void = self.total.meter.ignore_index
-        if void is not None:  # void pixels go to one more bin, which is cut off
+        if void is not None:  # void pixels go to an extra bin, which is cut off
             valid = y != void
             h, cell = h.masked_fill(~valid, torch.nan), cell.masked_fill(~valid, ENTROPY_BINS)
         counts = histograms(cell.flatten(1), ENTROPY_BINS + 1).sum(0)
@@ -369,14 +369,14 @@ def _level_counts(p: Tensor, y: Tensor) -> Tensor:
 def _confusion(predicted: Tensor, y: Tensor, classes: int, ignore_index: int | None) -> Tensor:
     """Count pixels by image, true and predicted class (B, K, K)."""
     key = y * classes + predicted
-    if ignore_index is not None:  # void pixels go to one more key, which is cut off
+    if ignore_index is not None:  # void pixels go to an extra key, which is cut off
         key = key.masked_fill(y == ignore_index, classes * classes)
     counts = histograms(key.flatten(1), classes * classes + 1)[:, : classes * classes]
     return counts.view(-1, classes, classes)
 
 
 def _class_overlaps(confusion: Tensor) -> Tensor:
-    """Return the means of Dice and IoU over the classes that occur in each image (B, 2); NaN where none does."""
+    """Return the means of Dice and IoU over the classes that occur in each image (B, 2); NaN if none does."""
     hits = confusion.diagonal(dim1=1, dim2=2).double()
     both = (confusion.sum(1) + confusion.sum(2)).double()
     return torch.stack([(2 * hits / both).nanmean(1), (hits / (both - hits)).nanmean(1)], dim=1)

@@ -1,4 +1,4 @@
-"""Evaluating out of distribution: maps of images without any object, beside the maps of images with objects."""
+"""Evaluating out of distribution: maps of images without any object, compared with those of images with objects."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def evaluate_ood(
 ) -> Evaluation | None:
     """Score a folder of maps of images without foreground: every pixel is background.
 
-    Segmentation scores say nothing about an empty mask, so the record has none, and no curves. It has ``entropy``, as
-    a share of its maximum: a histogram over pixels and the mean per image.
+    Segmentation scores are meaningless for empty masks, so the record has none, and no curves. It has ``entropy``, as a
+    share of its maximum: a histogram over pixels and the mean per image.
 
     Args:
         predictions: Folder of foreground maps.
-        name: What to call the method; the folder's name unless given.
-        dataset: What to call the data; the folder's name unless given.
-        settings: Bins and the largest image; maps of K classes are refused, because they have no background class.
-        workers: Processes to use.
-        skip_bad: Leave out what cannot be read, and list it, instead of stopping.
+        name: Name of the method; the folder's name unless given.
+        dataset: Name of the data set; the folder's name unless given.
+        settings: Bins and the largest image. Maps of K classes are refused, because they have no background class.
+        workers: Number of processes.
+        skip_bad: Leave out files that cannot be read, and list them, instead of stopping.
         progress: Called with the number of maps scored.
         processes: The processes that share the work, as for ``evaluate_shared``.
-        engine: Where the work is done, in place of worker processes.
+        engine: Engine that does the work, instead of worker processes.
     """
     settings = settings or Settings()
     if not settings.binary:
@@ -72,8 +72,8 @@ def find_ood(folders: Sequence[Path], methods: Sequence[str]) -> dict[str, dict[
     """Find the folders of maps, by data set and method.
 
     Args:
-        folders: One per data set, named after it. Holds maps if there is one method, else METHOD/ folders of maps.
-        methods: The methods that are evaluated.
+        folders: One folder per data set, named after it. It holds maps if there is one method, else METHOD/ folders.
+        methods: Names of the methods that are evaluated.
     """
     by_dataset: dict[str, dict[str, Path]] = {}
     for folder in folders:
@@ -95,11 +95,11 @@ def compare_ood(record: Record, outside: Record) -> OutOfDistribution:
     """Compare the records of one method in and out of distribution.
 
     Args:
-        record: In distribution; has ``entropy``, as records of models and of ``Settings(entropy=True)`` have.
-        outside: Out of distribution; the same.
+        record: Record in distribution, with ``entropy``, as in records of models and of ``Settings(entropy=True)``.
+        outside: Record out of distribution; likewise.
 
     Returns:
-        How well the mean entropy of an image separates the sets, where those out of distribution are the positives, and
+        How well the mean entropy of an image separates the sets, with images out of distribution as positives, and
         histograms of both.
     """
     assert record.entropy is not None

@@ -1,4 +1,4 @@
-"""Parts of an evaluation as files: the sums of some images, which merge into those of all, whatever the cut."""
+"""Parts of an evaluation as files: sums over some images, which merge into those over all, however divided."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from densecal.metrics.sketch_files import pack_sketch, problem_of_rows, unpack_s
 from densecal.runtime.progress import Progress, silent, track
 
 COMMAND = "evaluate"
-"""What a part calls itself."""
+"""The name by which a part identifies itself."""
 _SETTINGS = ("bins", "full", "classes", "ignore_index", "entropy", "class_names", "tolerance")
-"""What must be the same in every part; the limit of pixels per image changes no figure."""
+"""Settings that must be the same in every part; not so the limit of pixels per image, which changes no figure."""
 _EXPECTED = "a part that densecal evaluate --partial wrote"
 _MOST = 1e18
-"""Largest number of pixels, distance or size of a voxel."""
+"""Upper bound of numbers of pixels, distances and sizes of voxels."""
 MOST_HASHES = 1 << 27
-"""Images whose names are compared when parts are merged, by 8 bytes each."""
+"""Most images whose names are compared when parts are merged, with 8 bytes each."""
 _LIMITS = {"bins": 1000, "classes": 255, "ignore_index": 255}
 
 Array = NDArray[Any]
@@ -49,8 +49,8 @@ class Partial:
     """The sums of some images of an evaluation, or of all.
 
     Attributes:
-        name: Method.
-        dataset: Data set.
+        name: Name of the method.
+        dataset: Name of the data set.
         total: The sums, with the images in the order of their names.
         skipped: Files that were left out, as `in_order` sorts them.
         unchecked: Images that were merged without a hash of their names, so that other parts may hold them too.
@@ -64,7 +64,7 @@ class Partial:
 
 
 def in_order(skipped: Iterable[SkippedFile]) -> tuple[SkippedFile, ...]:
-    """Sort skipped files by name, so that their order does not depend on how the images were cut into parts."""
+    """Sort skipped files by name, so that their order does not depend on how the images were divided into parts."""
     return tuple(sorted(skipped, key=lambda entry: (Path(entry.file).stem, entry.file, entry.reason)))
 
 
@@ -109,7 +109,7 @@ def pack_partial(part: Partial) -> bytes:
 
 
 def _to_bytes(names: Sequence[str]) -> Array:
-    """Return names with a zero byte after each; bytes that are not UTF-8 stay what they are."""
+    """Return names with a zero byte after each. Bytes that are not UTF-8 are kept."""
     text = "".join(name.replace("\0", " ") + "\0" for name in names)
     return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
 
@@ -121,7 +121,7 @@ def read_partial(path: Path) -> Partial:
     """Read a part.
 
     Raises:
-        InputError: It cannot be read, is damaged, or holds sums that no images have.
+        InputError: It cannot be read, is damaged, or is inconsistent.
     """
     with Container(path, str(path), COMMAND) as container:
         header = _Header(container)
@@ -149,32 +149,32 @@ def read_partial(path: Path) -> Partial:
 
 
 class _Header:
-    """The plain values of a part, checked."""
+    """The checked header of a part."""
 
     def __init__(self, container: Container) -> None:
         entry = container.header.get("evaluation")
-        given = entry if isinstance(entry, dict) else {}
+        values = entry if isinstance(entry, dict) else {}
         try:
-            self.name, self.dataset = (_text(given[key]) for key in ("name", "dataset"))
-            self.settings = replace(_settings(given["settings"]), prices=_prices(given.get("prices")))
-            counted = given["findings"]
-            findings = {field.name: _count(counted.get(field.name, 0)) for field in dataclasses.fields(Findings)}
-            self.skipped = in_order(SkippedFile(_text(file), _text(reason)) for file, reason in given["skipped"])
+            self.name, self.dataset = (_text(values[key]) for key in ("name", "dataset"))
+            self.settings = replace(_settings(values["settings"]), prices=_prices(values.get("prices")))
+            counts = values["findings"]
+            findings = {field.name: _count(counts.get(field.name, 0)) for field in dataclasses.fields(Findings)}
+            self.skipped = in_order(SkippedFile(_text(file), _text(reason)) for file, reason in values["skipped"])
         except (KeyError, TypeError, ValueError) as error:
-            raise container.error(f"a header that makes no sense ({error!r})", _EXPECTED) from None
+            raise container.error(f"an invalid header ({error!r})", _EXPECTED) from None
         self.findings = Findings(**findings)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of `PerImage`: the shape of an entry, and the largest value."""
+    """A column of `PerImage`: the shape of an entry, and the largest allowed value."""
 
     shape: tuple[int, ...]
     most: float
 
 
 def _columns(settings: Settings) -> dict[str, _Column]:
-    """Return the columns that there are with some settings."""
+    """Return the columns of an evaluation with some settings."""
     classes = 1 if settings.binary else settings.classes or 1
     columns = {
         "overlaps": _Column((2,), 1.0),
@@ -228,7 +228,7 @@ def _settings(given: Any) -> Settings:
 
 
 def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
-    """Return the state of the sketch, whose settings must be those of the evaluation."""
+    """Read the state of the sketch, whose settings must be those of the evaluation."""
     given, state = unpack_sketch(container)
     own = total.meter.sketch
     expected = {"bins": own.bins, "num_classes": own.num_classes, "multilabel": False, "boundary": own.boundary}
@@ -242,7 +242,7 @@ def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
 
 
 def _read_sums(container: Container, total: Total, state: dict[str, Any]) -> ExactSums:
-    """Return the segmentation sums, which must be of as many images or pixels as the sketch."""
+    """Read the segmentation sums, which must cover as many images or pixels as the sketch."""
     meter = total.segmentation_meter()
     shapes = {name: value.shape for name, value in meter.exact_sums().integers().items()}
     floats = {name for name, value in meter.state_dict().items() if np.issubdtype(value.dtype, np.floating)}
@@ -265,7 +265,7 @@ def _read_folds(container: Container, total: Total, images: int) -> None:
     folds = total.folds
     counts = container.array("folds/counts", "i8", folds.table().shape)
     numbers = container.array("folds/images", "i8", folds.images.shape)
-    if f"{EACH}shares" in container:  # the share of foreground, which parts of this version do not have
+    if f"{EACH}shares" in container:  # the share of foreground, which parts of this version lack
         _each(container, "shares", images, (-1,), 1.0)
     pixels = int(total.meter.sketch.image_rows()[:, 0].sum()) + (total.sums.pixels if total.sums else 0)
     counted = {total_count(counts[:, view, :2]) for view in range(counts.shape[1])}
@@ -276,7 +276,7 @@ def _read_folds(container: Container, total: Total, images: int) -> None:
 
 
 def _each(container: Container, name: str, images: int, shape: tuple[int, ...], most: float) -> Array:
-    """Return an array with numbers from 0 to ``most``, or NaN, for every image."""
+    """Read an array with numbers from 0 to ``most``, or NaN, for every image."""
     array = container.array(f"{EACH}{name}", "f8", shape)
     if len(array) != images or not (np.isnan(array) | ((array >= 0) & (array <= most + 1e-9))).all():
         raise container.error(f"{name} that do not belong to {images:,} images", _EXPECTED)
@@ -284,7 +284,7 @@ def _each(container: Container, name: str, images: int, shape: tuple[int, ...], 
 
 
 def _read_zones(container: Container, rows: Array) -> Array:
-    """Return the rows of the boundary zones, which must be those of parts of the images."""
+    """Read the rows of the boundary zones, which must count no more than the images hold."""
     zones = container.array(f"{EACH}zones", "f8", (-1, len(ZONES), rows.shape[1]))
     fits = len(zones) == len(rows) and np.array_equal(zones[:, :, 0].sum(axis=1), rows[:, 0])
     problem = problem_of_rows(zones.reshape(-1, rows.shape[1])) if fits else "boundary zones of other images"
@@ -306,7 +306,7 @@ def _names(container: Container, name: str, images: int) -> list[str]:
 def merge_partials(
     paths: Sequence[Path], name: str | None = None, dataset: str | None = None, progress: Progress = silent
 ) -> Partial:
-    """Add up the parts of an evaluation: the result is that of one call over all images, in whatever order they come.
+    """Add up the parts of an evaluation. The result is that of one call over all images, in any order of parts.
 
     Args:
         paths: Files of parts.
@@ -349,7 +349,7 @@ def merge_partials(
 
 
 def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial) -> None:
-    """Refuse a part whose figures cannot be added to those of the first."""
+    """Refuse a part whose sums cannot be added to those of the first."""
     for key in (*_SETTINGS, "prices"):
         own, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
         if own != expected:
@@ -361,7 +361,7 @@ def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial)
 
 
 def _refuse_overlap(paths: Sequence[Path], hashes: Sequence[Array]) -> None:
-    """Refuse images that are in two parts, given the hashes of the names in each."""
+    """Refuse images that occur in two parts, given the hashes of the names in each."""
     everything = np.sort(np.concatenate(hashes))
     twice = everything[1:][everything[1:] == everything[:-1]]
     if not len(twice):

@@ -1,4 +1,4 @@
-"""What an evaluation keeps of every image besides its name and its row of sums: columns of numbers."""
+"""The columns of numbers that an evaluation keeps of every image, besides its name and its row of sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 class PerImage:
-    """Columns with an entry for every image, in the order of the images; settings decide which there are.
+    """Columns with an entry for every image, in the order of the images. Which columns exist depends on the settings.
 
     ``overlaps``: Dice and IoU. ``cases``: `metrics.cases.COLUMNS` of every class. ``confidences``: the size of a voxel
     in cubic millimetres, NaN where no file specifies it, and `metrics.cases.AGGREGATIONS`. With full metrics ``sizes``:
@@ -34,7 +34,7 @@ class PerImage:
         self._columns[name] = list(column)
 
     def entries(self, name: str) -> list[Array]:
-        """Return a column as a list, which is empty where there is none."""
+        """Return a column as a list, which is empty if there is no such column."""
         return self._columns.get(name, [])
 
     def add(self, **entries: Array | float) -> None:
@@ -43,7 +43,7 @@ class PerImage:
             self._columns.setdefault(name, []).append(np.asarray(entry))
 
     def extend(self, other: PerImage) -> None:
-        """Add the images of another, which come after those here."""
+        """Append the images of another."""
         for name, column in other._columns.items():
             self._columns.setdefault(name, []).extend(column)
 

@@ -1,4 +1,4 @@
-"""A method against several raters: calibration against their mean vote, volumes, and their agreement as the ceiling.
+"""A method against several raters: calibration against their mean vote, volumes, and their agreement as upper limit.
 
 Against the mean vote, a pixel is right by the share of raters who chose the predicted class. Bins depend on the map
 alone, so the gap of a bin against the mean vote is the mean of its gaps against the raters: the sums of all raters
@@ -37,14 +37,14 @@ _CUBIC_MILLIMETRES = 1000.0
 
 @dataclass(frozen=True)
 class RaterClass:
-    """One class against several raters; means over the cases that have it.
+    """One class against several raters, with means over the cases that contain it.
 
     Attributes:
         label: The class; 1 for foreground maps.
-        crps: Of the volume, in the unit of `RaterFigures`.
+        crps: CRPS of the volume, in the unit of `RaterFigures`.
         crps_ci: Its 95 % interval over cases.
         dice: Mean Dice of the method with the raters.
-        agreement: Mean Dice of every two raters: what the method can reach.
+        agreement: Mean Dice of all pairs of raters, which a method can at best reach.
     """
 
     label: int
@@ -59,13 +59,13 @@ class RaterFigures:
     """A method against several raters.
 
     Attributes:
-        raters: Folders of their masks, or numbers in files that hold the masks of all.
-        images: Cases.
+        raters: Names of the raters: their folders, or their numbers in files that hold the masks of all.
+        images: Number of cases.
         ece_mean_vote: Calibration error against the mean vote.
         ece_mean_vote_ci: Its 95 % interval over cases.
         ece_raters: Calibration error against every rater.
-        unit: Of volumes: ``ml``, or ``pixels`` where no file says the distance of voxels.
-        classes: By class, for K classes without class 0.
+        unit: Unit of volumes: ``ml``, or ``pixels`` if no file specifies the spacing of voxels.
+        classes: Figures by class, for K classes without class 0.
         warnings: What looks wrong with the maps or masks.
     """
 
@@ -91,8 +91,8 @@ def evaluate_raters(
     Args:
         predictions: Folder of maps.
         raters: A folder of masks for each rater, with the same names; or one, whose files hold the masks of all raters.
-        settings: As for `evaluate`; no surfaces and boundary bands are measured.
-        workers: Processes to use.
+        settings: As for `evaluate`. Surfaces and boundary bands are not measured.
+        workers: Number of processes.
         progress: Called with the number of pairs scored.
     """
     settings = replace(settings, full=False)
@@ -106,7 +106,7 @@ def evaluate_raters(
             raise InputError(predictions, f"{part.total.images:,} images", f"at most {MOST_KEPT:,} with several raters")
         totals.append(part.total)
     plans = [plan_of(predictions, folder, own) for _, folder, own in folders]
-    settings = plans[0][1]  # completed by what the folders say
+    settings = plans[0][1]  # completed from the folders
     for (name, _, _), (_, other) in zip(folders, plans, strict=True):
         if other.class_names != settings.class_names:
             raise InputError(name, "other classes", f"those of {folders[0][0]}")
@@ -135,7 +135,7 @@ def evaluate_raters(
 
 
 def _raters(predictions: Path, folders: Sequence[Path], settings: Settings) -> Iterator[tuple[str, Path, Settings]]:
-    """Yield what every rater is called, the folder with the masks, and how they are read."""
+    """Yield the name of every rater, the folder with the masks, and the settings for reading them."""
     if len(folders) > 1:
         yield from ((str(folder), folder, settings) for folder in folders)
         return
@@ -168,7 +168,7 @@ def _class_figures(
 
 
 def _agreement(by_rater: list[tuple[list[Pair], Settings]]) -> NDArray[np.float64]:
-    """Return the mean Dice of every two raters, (cases, classes)."""
+    """Return the mean Dice over all pairs of raters, (cases, classes)."""
     settings = by_rater[0][1]
     classes = [1] if settings.binary else list(range(settings.classes or 1))
     scores = []
@@ -178,14 +178,14 @@ def _agreement(by_rater: list[tuple[list[Pair], Settings]]) -> NDArray[np.float6
         for pair, (labels, _) in zip(pairs, masks, strict=True):
             if labels.shape != first:
                 where = pair.mask or pair.prediction
-                raise InputError(where, f"a mask of shape {labels.shape}", f"{first}, as the first rater's")
+                raise InputError(where, f"a mask of shape {labels.shape}", f"{first}, like the first rater's")
         labels, valid = np.stack([mask[0] for mask in masks]), np.logical_and.reduce([mask[1] for mask in masks])
         scores.append([rater_agreement(labels, k, valid) for k in classes])
     return np.array(scores)
 
 
 def _labels(pair: Pair, settings: Settings) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Return the labels of a mask, and which of them count."""
+    """Return the labels of a mask, and which pixels count."""
     assert pair.mask is not None
     limit, maps, name = settings.max_slab_pixels, settings.maps, str(pair.mask)
     if settings.binary:

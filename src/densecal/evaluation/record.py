@@ -1,7 +1,7 @@
 """The record: every figure of one method on one data set, written to JSON and read back.
 
 Reports, benchmarks and comparisons take records and nothing else. A record is never changed; `dataclasses.replace`
-makes another. Figures are fractions. What could not be computed is NaN in a record and null in a file.
+makes a new one. Figures are fractions. Values that could not be computed are NaN in a record and null in a file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from densecal.metrics.class_tables import ClassFigures
 from densecal.metrics.cost import ExpectedCost
 
 SCHEMA = 2
-"""Number of the layout of the JSON. Version 0.1 wrote the same layout without a number."""
+"""Version of the layout of the JSON. densecal 0.1 wrote the same layout without it."""
 
 VALIDATION = "validation"
-"""The name of a run's own validation images as a data set."""
+"""Name of the data set of a run's own validation images."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Calibration(Mapping[str, float]):
 
 
 def known_interval(ci: Mapping[str, Interval], name: str) -> Interval | None:
-    """Return the interval of a figure, or None where it has none or, with one image, it is NaN."""
+    """Return the interval of a figure, or None if there is none or, with a single image, it is NaN."""
     low, high = ci.get(name, (math.nan, math.nan))
     return None if math.isnan(low) or math.isnan(high) else (low, high)
 
@@ -74,7 +74,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClassCurve(Curve):
-    """The curve of one class: the probability given to it, how often it is right, and its figures."""
+    """The curve of one class: its probability, how often it is correct, and its figures."""
 
     ece: float = math.nan
     figures: ClassFigures | None = None
@@ -85,7 +85,7 @@ class TopKCurve(Curve):
     """The curve of the k most probable classes together.
 
     Attributes:
-        k: How many classes.
+        k: Number of classes.
         hit_rate: Share of the pixels whose true class is among them.
         probability: Mean of their probability.
         ece: Calibration error.
@@ -109,7 +109,7 @@ class ConfidenceHistogram:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The curves behind the reliability diagrams; ``count``, ``confidence``, ``accuracy`` are of the winning class."""
+    """The curves of the reliability diagrams; ``count``, ``confidence``, ``accuracy`` are those of the winning class."""
 
     bins: int
     count: tuple[int, ...]
@@ -198,7 +198,7 @@ class Repair:
 
     Attributes:
         temperature: The temperature fitted on all images.
-        images: How many.
+        images: Number of images.
         ece_before: Their ECE.
         ece_after: Their ECE when each half is repaired with the temperature fitted on the other half.
     """
@@ -240,7 +240,7 @@ class OutOfDistribution:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What the figures depend on besides the data, and what the classes are called."""
+    """The settings on which the figures depend, and the names of the classes."""
 
     bins: int = dataclasses.field(metadata={"bounds": (1, 1_000_000)})
     classes: int | None = dataclasses.field(metadata={"bounds": (1, 255)})
@@ -253,30 +253,30 @@ class Record:
     """Every figure of one method on one data set.
 
     Attributes:
-        name: Method.
-        dataset: Data set.
-        images: Images scored.
-        pixels: Valid pixels.
+        name: Name of the method.
+        dataset: Name of the data set.
+        images: Number of scored images.
+        pixels: Number of valid pixels.
         skipped: Files that were left out.
         warnings: What looks wrong with the maps or masks.
-        calibration: Calibration figures by name, and the intervals of some.
-        segmentation: Scores by name; scores per class are tuples. Empty where no image has foreground.
+        calibration: Calibration figures by name, and intervals of some of them.
+        segmentation: Scores by name; scores per class are tuples. Empty if no image has foreground.
         segmentation_ci: 95 % intervals of the mean scores per image.
         reliability: Curves of the reliability diagrams.
         joint: Images by mean confidence and accuracy.
         settings: Bins, classes and the value of void pixels.
         thresholds: Counts over thresholds of raw maps; foreground maps only.
         curves: Scores over thresholds of min-maxed maps; foreground maps only.
-        entropy: Entropy of pixels and images, where it was asked for.
+        entropy: Entropy of pixels and images, if requested.
         ood: The same method on sets out of distribution.
-        calibrator: In benchmarks: the calibrator behind the model, "none" for the model as it is.
+        calibrator: In benchmarks: the calibrator behind the model, "none" for the uncalibrated model.
         more_bins: In benchmarks: the calibration figures for other numbers of bins.
         groups: Number of groups of images (patients, videos), where intervals resample groups.
         logits: Pixels by label and logit; foreground maps only.
         repair: What a temperature does on images that it was not fitted on; foreground maps only.
         cases: Scores of cases, and whether confidence finds those that fail.
-        regions: Figures near boundaries and far from them, and of images with small objects, or that are hard.
-        costs: What acting on the foreground costs, or on each class, at given prices of errors.
+        regions: Figures near boundaries and far from them, of images with small objects, and of hard images.
+        costs: Costs of acting on the foreground, or on each class, at given prices of errors.
     """
 
     name: str
@@ -305,7 +305,7 @@ class Record:
     costs: tuple[ExpectedCost, ...] = ()
 
     def figure(self, section: str, key: str) -> float:
-        """Return a figure of ``calibration`` or ``segmentation``; NaN where the record does not have it."""
+        """Return a figure of ``calibration`` or ``segmentation``; NaN if the record does not have it."""
         value = getattr(self, section).get(key, math.nan)
         return value if isinstance(value, int | float) else math.nan
 
@@ -316,14 +316,14 @@ class Record:
 
     @classmethod
     def from_json(cls, content: Any, where: str | Path) -> Record:
-        """Make a record of what was read from JSON, and check it.
+        """Make a record from parsed JSON, and check it.
 
         Args:
             content: What `to_json` returned, or an evaluation that version 0.1 wrote. Unknown keys are ignored.
             where: The file; errors name it and the key.
 
         Raises:
-            InputError: A key is missing, or its value is not what it should be.
+            InputError: A key is missing or has an invalid value.
         """
         schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
         if schema != SCHEMA:
@@ -344,17 +344,17 @@ class PairedDifference:
 
 
 def to_file(records: Sequence[Record], paired: Sequence[PairedDifference] = ()) -> dict[str, Any]:
-    """Return what an evaluation file holds: one record, or several and their differences."""
+    """Return the content of an evaluation file: one record, or several and their differences."""
     if len(records) == 1:
         return records[0].to_json()
     return {"evaluations": [record.to_json() for record in records], "paired": [encode(pair) for pair in paired]}
 
 
 def from_file(content: Any, where: str | Path) -> tuple[list[Record], list[PairedDifference]]:
-    """Read what `to_file` returned.
+    """Read the content of an evaluation file, as `to_file` returns it.
 
     Raises:
-        InputError: A key is missing, or its value is not what it should be.
+        InputError: A key is missing or has an invalid value.
     """
     if not isinstance(content, dict) or "evaluations" not in content:
         return [Record.from_json(content, where)], []

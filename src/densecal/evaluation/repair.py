@@ -1,8 +1,8 @@
-"""What a temperature would do: pixels by logit, in two halves of the images.
+"""The effect that a temperature would have, from pixels by logit in two halves of the images.
 
-A temperature is fitted on each half and judged on the other, so that the figure is one to expect on new images. Both
-halves count, because few images in one half can differ much from those in the other. Which half an image is in depends
-on its name alone, see `folds`.
+A temperature is fitted on each half and judged on the other, so that the figure can be expected to hold for new images.
+Both halves count, because a few images in one half can differ much from those in the other. The half of an image
+depends only on its name, see `folds`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from scipy.special import expit, logit
 from densecal.evaluation.record import LogitCounts, Repair
 
 LIMIT = 12.0
-"""Logits beyond +-12 are counted in the outermost bins; the ends of a 16-bit map lie at +-12.5."""
+"""Logits beyond +-12 are counted in the outermost bins. The ends of a 16-bit map lie at +-12.5."""
 BINS = 480
 _MERGED = 2
-"""Bins that a record holds as one."""
+"""Number of bins that a record combines into one."""
 _FEWEST = 10
-"""Images per half below which a fit says too little."""
+"""Fewest images per half for a meaningful fit."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ class RepairSums:
         self.images: Ints = np.zeros(2, np.int64)
 
     def logit_counts(self) -> LogitCounts | None:
-        """Return the pixels of both halves by label and logit, in bins of 0.1; None where nothing was counted."""
+        """Return the pixels of both halves by label and logit, in bins of 0.1; None if nothing was counted."""
         if not self.counts.any():
             return None
         both = self.counts.sum(axis=0).reshape(2, -1, _MERGED).sum(axis=2)
@@ -54,7 +54,7 @@ class RepairSums:
             bins: Bins of the ECE.
 
         Returns:
-            The temperature of all images and both errors, or None where images are too few or no temperature fits.
+            The temperature of all images and both errors, or None if there are too few images or no temperature fits.
         """
         if self.images.min() < _FEWEST:
             return None
@@ -70,20 +70,20 @@ class RepairSums:
 
 
 def level_bins(level: NDArray[Any], levels: int) -> NDArray[np.int64]:
-    """Return the bin of the logit that each level of an integer map stands for."""
+    """Return the bin of the logit for each level of an integer map."""
     v = level.astype(np.float64)
-    v[level == 0], v[level == levels - 1] = 0.25, levels - 1.25  # their range is half a level, see `level_logits`
+    v[level == 0], v[level == levels - 1] = 0.25, levels - 1.25  # their range is half a level; see `level_logits`
     z = logit(v / (levels - 1))
     index: Ints = np.clip(np.floor((z + LIMIT) * (BINS / (2 * LIMIT))), 0, BINS - 1).astype(np.int64)
     return index
 
 
 def fit_temperature(counts: Ints) -> float | None:
-    """Return the temperature with the least NLL on pixels by label and logit, or None where none has."""
+    """Return the temperature with the least NLL on pixels by label and logit, or None if there is no minimum."""
     z = _centres(counts.shape[1])
     share = counts / max(int(counts.sum()), 1)
     right, at_zero = bool((counts[0, z > 0].sum() + counts[1, z < 0].sum()) == 0), float((share[0] - share[1]) @ z)
-    if right or at_zero >= 0:  # always right, or wrong more often than right: the best is 0 or infinite
+    if right or at_zero >= 0:  # always correct, or wrong more often than correct: the best temperature is 0 or infinite
         return None
     slope: Callable[[float], float] = lambda s: float((share[0] * expit(s * z) - share[1] * expit(-s * z)) @ z)  # noqa: E731
     low, high = 1.0, 1.0

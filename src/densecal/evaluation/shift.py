@@ -15,7 +15,7 @@ from densecal.evaluation.record import Record
 from densecal.runtime.progress import Progress, silent
 
 Shifts = dict[str, dict[int, Record]]
-"""Records by kind and severity; severity 0 is the data set as it is."""
+"""Records by kind and severity; severity 0 is the unchanged data set."""
 
 
 def shift_evaluations(
@@ -31,19 +31,19 @@ def shift_evaluations(
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Shifts]:
-    """Score a model on a data set as it is and under every kind and severity of shift.
+    """Score a model on a data set, unchanged and under every kind and severity of shift.
 
-    Images are corrupted after they are resized to the size the network sees. Masks stay as they are.
+    Images are corrupted after they are resized for the network. Masks stay as they are.
 
     Args:
         logits: The model.
         data: The data set.
-        calibrators: As for ``evaluate_model``: by name, ``None`` is the model as it is.
+        calibrators: As for ``evaluate_model``: by name, with ``None`` for the uncalibrated model.
         kinds: Some of ``densecal.data.shift.KINDS``.
         severities: Some of 1 to 5.
-        device: Where the model is.
+        device: Device of the model.
         bins: Bins of the calibration errors.
-        batch: Images at a time.
+        batch: Number of images at a time.
         seed: Seed of the noise.
         progress: Called with the number of copies of the data set scored.
 

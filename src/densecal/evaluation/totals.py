@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from densecal.metrics.curves import ReliabilityCurve
 
 _COMMON = 0.9
-"""Share of maps with the same fault from which on there is a warning."""
+"""Share of maps with the same fault at which a warning is given."""
 
 
 class Total:
-    """The sum of the parts of an evaluation.
+    """The sums of an evaluation.
 
     Args:
         settings: How the images are scored.
-        grouped: Whether images are grouped, and parts come with the groups of theirs.
+        grouped: Whether images are grouped, so that parts are added with their groups.
     """
 
     def __init__(self, settings: Settings, grouped: bool = False) -> None:
@@ -71,11 +71,11 @@ class Total:
         self.each = PerImage()
         self.stems: list[str] = []
         self.groups: list[str] | None = [] if grouped else None
-        """The group of every image, where images are grouped."""
+        """The group of every image, if images are grouped."""
         self.sums: ImageSums | None = None
-        """The images in place of ``stems``, ``groups``, ``each`` and the rows of ``meter``, once there are too many."""
+        """Sums over images, in place of ``stems``, ``groups``, ``each`` and the rows of ``meter``, if too many."""
         self.highest: dict[int, int] = {}
-        """The highest level of the 8- and 16-bit maps, by the number of levels of their type."""
+        """Highest level of the 8- and 16-bit maps, by the number of levels of their type."""
 
     @property
     def uses_fine_bins(self) -> bool:
@@ -92,7 +92,7 @@ class Total:
 
         Args:
             part: The sums.
-            groups: The groups of its images, where images are grouped.
+            groups: The groups of its images, if images are grouped.
         """
         self.stems += part.stems
         if self.groups is not None:
@@ -121,7 +121,7 @@ class Total:
         self._sum_many()
 
     def merge(self, other: Total) -> None:
-        """Add the sums of other pairs, which come after those here."""
+        """Append the sums of other pairs."""
         self.stems += other.stems
         if self.groups is not None:
             self.groups += other.groups or ()
@@ -139,7 +139,7 @@ class Total:
         self._sum_many()
 
     def _sum_many(self) -> None:
-        """Add the images up once there are too many to keep each. The number of all images decides, not the cut."""
+        """Add up the images once there are too many to keep each, which only their total number decides."""
         if not self.stems or (self.sums is None and len(self.stems) <= MOST_KEPT):
             return
         rows = self.meter.sketch.rows
@@ -175,7 +175,7 @@ class Total:
 
     @property
     def has_structure(self) -> bool:
-        """Whether there are S-measure and weighted F, which need pictures whose pixels all count."""
+        """Whether S-measure and weighted F exist, which need pictures without void pixels."""
         whole = self.settings.ignore_index is None and not (self.findings.volumes or self.findings.voided)
         return self.settings.full and whole
 
@@ -183,8 +183,8 @@ class Total:
         """Compute every figure.
 
         Args:
-            name: Method.
-            dataset: Data set.
+            name: Name of the method.
+            dataset: Name of the data set.
             skipped: Files that were left out.
         """
         groups, sums = self.groups, self.sums
@@ -227,7 +227,7 @@ class Total:
             entropy=self._entropy() if self.settings.entropy else None,
             groups=None if groups is None else units,
             logits=None if halves is None else halves.logit_counts(),
-            # the images of one group may be in both halves
+            # images of one group may be in both halves
             repair=halves.repair(self.settings.bins) if halves is not None and groups is None else None,
             cases=self._cases() if sums is None else None,
             regions=self._regions(result.rows) if sums is None else (),
@@ -235,7 +235,7 @@ class Total:
         )
 
     def _fold_intervals(self, result: CalibrationResult) -> dict[str, tuple[float, float]]:
-        """Return the intervals of the figures that need folds, where these hold all pixels."""
+        """Return the intervals of the figures that need folds, if the folds hold all pixels."""
         from densecal.metrics.fold_intervals import fold_intervals
 
         folds = self.folds.table()
@@ -251,7 +251,7 @@ class Total:
         return self.meter.compute() if self.sums is None else CalibrationResult.from_sketch(sketch, self.sums.table)
 
     def _cases(self) -> Cases | None:
-        """Return the scores of cases, where they were kept."""
+        """Return the scores of cases, if they were kept."""
         if "cases" not in self.each:
             return None
         volumes = self.findings.volumes > 0
@@ -264,7 +264,7 @@ class Total:
         return tuple(map(Region.of, regions(rows, zone_rows, sizes, self.groups)))
 
     def _costs(self, result: CalibrationResult) -> tuple[ExpectedCost, ...]:
-        """Return the costs of acting on the maps, where prices are given."""
+        """Return the costs of acting on the maps, if prices are given."""
         from densecal.metrics.binned import class_atoms
 
         if self.settings.prices is None or (self.sums is None and "errors" not in self.each):
@@ -289,8 +289,8 @@ class Total:
         meter = self.segmentation_meter()
         meter.load_state_dict(self.segmentation.values())
         if isinstance(meter, ConfusionMeter):
-            listed = meter.compute().as_dict()
-            return {key: tuple(v) if isinstance(v, list) else v for key, v in listed.items()}, None
+            scores_by_name = meter.compute().as_dict()
+            return {key: tuple(v) if isinstance(v, list) else v for key, v in scores_by_name.items()}, None
         scores = meter.compute()
         curves = (getattr(scores, name).tolist() for name in ("precision", "recall", "f_curve", "e_curve"))
         return {**scores.as_dict()}, SegmentationCurves(*map(tuple, curves))
@@ -328,27 +328,27 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
         )
     if findings.unplaced:
         warnings.append(
-            f"{findings.unplaced} of {findings.volumes} volumes do not say how far voxels are apart: their distances "
+            f"{findings.unplaced} of {findings.volumes} volumes do not specify the spacing of voxels: their distances "
             "are in voxels, not in mm"
         )
     if findings.resized:
-        what = "their logits were" if settings.maps.logits else "they were"
+        subject = "their logits were" if settings.maps.logits else "they were"
         order = ", before the sigmoid" if settings.binary else ", before the softmax"
         warnings.append(
-            f"{findings.resized} maps differ in size from their mask: {what} resized to the mask bilinearly"
+            f"{findings.resized} maps differ in size from their mask: {subject} resized to the mask bilinearly"
             + (order if settings.maps.logits else "")
         )
     return warnings
 
 
 def _unit_warnings(units: int, grouped: bool) -> list[str]:
-    """Return why there are no intervals, with one image or group."""
-    what = "group" if grouped else "image"
-    return [f"only one {what}: no intervals, because nothing shows how {what}s differ"] if units == 1 else []
+    """Return why there are no intervals, if there is only one image or group."""
+    unit = "group" if grouped else "image"
+    return [f"only one {unit}: no intervals, because nothing shows how {unit}s differ"] if units == 1 else []
 
 
 def _sum_warnings(units: int, grouped: bool) -> list[str]:
-    """Return what the record does not have of too many images to keep each."""
+    """Return what the record lacks because there are too many images to keep each."""
     left_out = "no figures of cases and regions, no intervals of costs"
     warnings = [f"more than {MOST_KEPT:,} images, of which sums are kept: {left_out}"]
     if grouped and 1 < units < FEW_GROUPS:
@@ -357,7 +357,7 @@ def _sum_warnings(units: int, grouped: bool) -> list[str]:
 
 
 def _reliability(result: CalibrationResult, bands: ConsistencyBands) -> Reliability:
-    """Return the curves of the reliability diagrams, what calibrated models would show, and the histogram."""
+    """Return the curves of the reliability diagrams, the bands of calibrated models, and the histogram."""
     from densecal.metrics.binned import class_atoms, foreground_atoms
     from densecal.metrics.class_tables import class_figures
     from densecal.metrics.curves import Atoms
@@ -399,7 +399,7 @@ def _integers(counts: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _thresholds(result: CalibrationResult) -> Thresholds:
-    """Count pixels called foreground, p > t, at t = 0, 0.01, ..., 1, in raw maps with all images pooled."""
+    """Count pixels predicted as foreground, p > t, at t = 0, 0.01, ..., 1, in raw maps with all images pooled."""
     from densecal.metrics.curves import Atoms
 
     p = Atoms.from_counts(*result.sketch.class_atoms(0))

@@ -41,7 +41,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How to score; the same for every pair."""
+    """How to score pairs."""
 
     bins: int = 10
     full: bool = True
@@ -54,15 +54,15 @@ class Settings:
     maps: MapOptions = AS_STORED
     """How the maps are stored."""
     tolerance: float = 1.0
-    """Distance in mm up to which surfaces of volumes agree."""
+    """Distance in mm up to which surfaces of volumes count as equal."""
     prices: Prices | None = None
-    """What a miss and a false alarm cost."""
+    """Prices of a miss and of a false alarm."""
 
     max_slab_pixels: int = MAX_SLAB_PIXELS
-    """The limit of pixels of files that are read slab by slab, without full metrics."""
+    """Largest number of pixels in files that are read slab by slab, without full metrics."""
 
     def open_large(self, pair: Pair, classes: int | None) -> AbstractContextManager[LargePair | None]:
-        """Open a pair that is to be read slab by slab; no full metrics, entropy or costs of it."""
+        """Open a pair to be read slab by slab. It has no full metrics, entropy or costs."""
         if self.full or self.entropy or self.prices is not None:
             return nullcontext()
         return open_large(pair, classes, self.max_slab_pixels, self.maps)
@@ -78,24 +78,24 @@ class Settings:
 
         void = self.ignore_index
         if self.binary and void is not None:
-            void = VOID  # in the labels given to the meter, whatever value void has in the masks
+            void = VOID  # the label of void given to the meter, whatever its value in the masks
         return CalibrationMeter(bins=self.bins, num_classes=self.classes or 1, ignore_index=void, boundary=self.full)
 
     def fold_sums(self) -> FoldSums:
-        """Return empty sums of folds: of the foreground, or of every class and the winning one."""
+        """Return empty sums of folds, for the foreground, or for every class and the winning class."""
         return FoldSums(1 if self.binary else (self.classes or 1) + 1)
 
 
 @dataclass
 class Part:
-    """Sums over some pairs, small enough to be sent between processes."""
+    """Sums over some pairs, small enough to send between processes."""
 
     stems: list[str] = field(default_factory=list)
     bad: list[InputError] = field(default_factory=list)
     """Why pairs could not be scored."""
     findings: Findings = field(default_factory=Findings)
     rows: list[Array] = field(default_factory=list)
-    """Per-image rows of the integer maps."""
+    """Rows of the integer maps, one per image."""
     levels: dict[int, Array] = field(default_factory=dict)
     """Level counts (Z, 2, L) of the integer maps, by L."""
     floats: dict[str, Any] | None = None
@@ -116,12 +116,12 @@ def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
     """Read and score some pairs.
 
     Args:
-        pairs: What to score.
-        settings: How.
-        fold: Summarise float maps in fine bins, because the whole set is past the exact limit already.
+        pairs: The pairs.
+        settings: How to score them.
+        fold: Summarise float maps in fine bins, because the data set exceeds the limit for exact figures.
 
     Returns:
-        Sums; pairs that could not be read are listed in ``bad``.
+        The sums. Pairs that could not be read are listed in ``bad``.
     """
     part = Part()
     scorer = _BinaryScorer(settings, part) if settings.binary else _ClassScorer(settings, part)
@@ -158,7 +158,7 @@ class _BinaryScorer:
         self.part.findings.resized += read.resized
         self.part.findings.grey_masks += read.mask.grey
         spacing = read.spacing
-        # S-measure and weighted F need whole pictures
+        # S-measure and weighted F need pictures without void pixels
         segmentation = self.pictures if mask.ndim == 2 and void is None else self.pixels
         self.part.findings.voided += void is not None
         self.part.findings.note_space(mask.ndim, spacing)
@@ -275,7 +275,7 @@ class _BinaryScorer:
         labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
-        self.meter.ignore_index = None if void is None else VOID  # files may say what is void, without an option
+        self.meter.ignore_index = None if void is None else VOID  # files may mark void pixels themselves
         self.meter.update(prediction[None, None], labels[None, None], spacing=spacing)
 
     def finish(self, fold: bool) -> None:
@@ -388,7 +388,7 @@ def _word_counts(prediction: Array, mask: Array) -> Array:
 
 
 def _fill_interiors(part: Part) -> None:
-    """Set the zones far from a boundary of the float maps to what the other zones leave of the images."""
+    """Set the zones of float maps far from a boundary to the images minus the other zones."""
     if part.floats is None or "zones" not in part.each:
         return
     by_image = zip(part.each.entries("zones"), part.is_float, strict=True)
