@@ -109,7 +109,7 @@ class ConfidenceHistogram:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The curves of the reliability diagrams; ``count``, ``confidence``, ``accuracy`` are those of the winning class."""
+    """The curves of the reliability diagrams. ``count``, ``confidence``, ``accuracy``: of the winning class."""
 
     bins: int
     count: tuple[int, ...]
