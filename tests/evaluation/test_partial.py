@@ -298,7 +298,7 @@ def synthetic(names: list[str], row: np.ndarray) -> Part:
     """What a worker sends of images that are alike."""
     part = Part(stems=names, rows=[row.copy() for _ in names], is_float=[False] * len(names))
     for _ in names:
-        part.each.add(overlaps=np.array([0.5, 0.25]), cases=np.ones((1, 6)), confidences=np.ones(5))
+        part.per_image.add(overlaps=np.array([0.5, 0.25]), cases=np.ones((1, 6)), confidences=np.ones(5))
     return part
 
 

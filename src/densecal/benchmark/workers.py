@@ -389,6 +389,6 @@ def _environments(plan: Plan, jobs: int) -> list[dict[str, str]]:
 
 def _devices() -> list[dict[str, str]]:
     count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = given.split(",")[:count] if given else [str(i) for i in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:count] if visible else [str(i) for i in range(count)]
     return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]

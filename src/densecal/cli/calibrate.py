@@ -89,10 +89,10 @@ def calibrate_fit(
         expected = "maps of one foreground probability, and a calibrator that is fitted from counts of their logits"
         raise InputError("--engine ray", f"{method} on {predictions}", expected)
     if is_run(predictions):
-        given = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
+        options = {"MASKS": masks, "--images": images, "--classes": classes, "--ignore-index": ignore_index}
         if maps != AS_STORED:
             raise InputError(str(predictions), "a run, with options for maps", "a folder of maps, or a run alone")
-        for name, value in given.items():
+        for name, value in options.items():
             if value is not None:
                 raise InputError(name, str(value), "nothing, because a run has its own data")
         print_unfinished(predictions)

@@ -69,7 +69,7 @@ def data_check(
     check_targets(json)
     images, masks = (paths, None) if zips else (paths[0], paths[1] if len(paths) > 1 else None)
     sets = [find_files(images, masks), *(find_files(other) for other in against or ())]
-    check_outputs("data check", [(json, "json")], (file for found in sets for file in found.files()), force)
+    check_outputs("data check", [(json, "json")], (file for files in sets for file in files.files()), force)
     with progress_bar() as report:
         result = check(images, masks, against or (), classes, ignore_index, workers, report)
     _print_report(result, console(json))

@@ -153,7 +153,7 @@ class _MaskRule:
         if not present.any():
             raise InputError(str(pair.pair.mask), "nothing but void pixels", "at least one valid pixel")
         highest = int(np.flatnonzero(present).max())
-        if pair.has_place:
+        if pair.is_georeferenced:
             refuse_labels(highest, str(pair.pair.mask))
         self.least = 1 if highest == 1 else 128
         self.grey = highest > 1 and bool(present[1:255].any())

@@ -328,12 +328,12 @@ class _Scores:
             counts = torch.cat(self.levels).cpu().numpy()
             for first in range(0, len(counts), SCORED_AT_ONCE):
                 scores.update_levels(counts[first : first + SCORED_AT_ONCE])
-            self.total.each["overlaps"] = level_overlaps(counts)
+            self.total.per_image["overlaps"] = level_overlaps(counts)
             self.total.segmentation.merge(scores.exact_sums())
         else:
             assert isinstance(self.confusion, Tensor)
             self.total.segmentation.add({"matrix": self.confusion.cpu().numpy()})
-            self.total.each["overlaps"] = torch.cat(self.overlaps).cpu().numpy()
+            self.total.per_image["overlaps"] = torch.cat(self.overlaps).cpu().numpy()
 
     def evaluation(self, name: str, data: ImageSet) -> Evaluation:
         if not self.total.stems:

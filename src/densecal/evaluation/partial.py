@@ -85,7 +85,7 @@ def pack_partial(part: Partial) -> bytes:
     sums.merge(total.segmentation)
     arrays |= {f"segmentation/{name}": value for name, value in sums.integers().items()}
     for name, column in _columns(total.settings).items():
-        arrays[f"{EACH}{name}"] = np.array(total.each.entries(name), np.float64).reshape(-1, *column.shape)
+        arrays[f"{EACH}{name}"] = np.array(total.per_image.entries(name), np.float64).reshape(-1, *column.shape)
     arrays[f"{EACH}names"] = _to_bytes(total.stems)
     if total.groups is not None:
         arrays[f"{EACH}groups"] = _to_bytes(total.groups)
@@ -134,9 +134,9 @@ def read_partial(path: Path) -> Partial:
         total.segmentation = _read_sums(container, total, state)
         for name, column in _columns(header.settings).items():
             if name == "zones":
-                total.each[name] = _read_zones(container, state["rows"])
+                total.per_image[name] = _read_zones(container, state["rows"])
             else:
-                total.each[name] = _each(container, name, images, (-1, *column.shape), column.most)
+                total.per_image[name] = _each(container, name, images, (-1, *column.shape), column.most)
         total.stems = _names(container, "names", images)
         total.groups = _names(container, "groups", images) if f"{EACH}groups" in container else None
         if "folds/counts" in container:
@@ -189,10 +189,10 @@ def _columns(settings: Settings) -> dict[str, _Column]:
     return columns
 
 
-def _prices(given: Any) -> Prices | None:
-    if given is None:
+def _prices(values: Any) -> Prices | None:
+    if values is None:
         return None
-    miss, false_alarm = given
+    miss, false_alarm = values
     return Prices(float(miss), float(false_alarm))
 
 
@@ -208,18 +208,18 @@ def _count(value: Any, most: int = 1 << 53) -> int:
     return value
 
 
-def _settings(given: Any) -> Settings:
+def _settings(values: Any) -> Settings:
     numbers = {
-        name: None if given[name] is None and name != "bins" else _count(given[name], most)
+        name: None if values[name] is None and name != "bins" else _count(values[name], most)
         for name, most in _LIMITS.items()
     }
-    flags = {name: given[name] for name in ("full", "entropy", "logits")}
-    names = given["class_names"]
+    flags = {name: values[name] for name in ("full", "entropy", "logits")}
+    names = values["class_names"]
     if not all(type(flag) is bool for flag in flags.values()) or not isinstance(names, list):
         raise TypeError("expected settings")
     if numbers["bins"] == 0 or numbers["classes"] == 0 or (names and len(names) != numbers["classes"]):
         raise ValueError("expected bins, classes and their names")
-    tolerance = given["tolerance"]
+    tolerance = values["tolerance"]
     if type(tolerance) is not float or not 0 < tolerance < math.inf:
         raise ValueError("expected a tolerance above 0")
     maps = MapOptions(logits=flags.pop("logits"))
@@ -229,10 +229,12 @@ def _settings(given: Any) -> Settings:
 
 def _read_sketch(container: Container, total: Total) -> dict[str, Any]:
     """Read the state of the sketch, whose settings must be those of the evaluation."""
-    given, state = unpack_sketch(container)
-    own = total.meter.sketch
-    expected = {"bins": own.bins, "num_classes": own.num_classes, "multilabel": False, "boundary": own.boundary}
-    if given != expected:
+    settings, state = unpack_sketch(container)
+    sketch = total.meter.sketch
+    expected = {
+        "bins": sketch.bins, "num_classes": sketch.num_classes, "multilabel": False, "boundary": sketch.boundary,
+    }  # fmt: skip
+    if settings != expected:
         raise container.error("a sketch of other settings than its evaluation", _EXPECTED)
     pixels = total_count(state["top"][:, :2]) + total_count(state["levels"])
     counted = total_count(state["rows"][:, 0].astype(np.int64)) + (total.sums.pixels if total.sums else 0)

@@ -116,8 +116,8 @@ def evaluate_raters(
     for total in totals:
         meter.merge(total.meter)
     result, names = meter.compute(), totals[0].stems
-    rows = np.array([total.each["cases"] for total in totals])  # (raters, cases, classes, columns)
-    sizes = totals[0].each["confidences"][:, 0] / _CUBIC_MILLIMETRES
+    rows = np.array([total.per_image["cases"] for total in totals])  # (raters, cases, classes, columns)
+    sizes = totals[0].per_image["confidences"][:, 0] / _CUBIC_MILLIMETRES
     unit = "pixels" if np.isnan(sizes).any() else "ml"
     scale = np.ones(len(sizes)) if unit == "pixels" else sizes
     labels = range(1) if settings.binary else range(1, settings.classes or 1)

@@ -68,12 +68,12 @@ class Total:
         self.findings = Findings()
         self.entropy = EntropySums()
         self.folds = settings.fold_sums()
-        self.each = PerImage()
+        self.per_image = PerImage()
         self.stems: list[str] = []
         self.groups: list[str] | None = [] if grouped else None
         """The group of every image, if images are grouped."""
         self.sums: ImageSums | None = None
-        """Sums over images, in place of ``stems``, ``groups``, ``each`` and the rows of ``meter``, if too many."""
+        """Sums over images, in place of ``stems``, ``groups``, ``per_image`` and the rows of ``meter``, if too many."""
         self.highest: dict[int, int] = {}
         """Highest level of the 8- and 16-bit maps, by the number of levels of their type."""
 
@@ -100,7 +100,7 @@ class Total:
         self.findings.add(part.findings)
         self.entropy.merge(part.entropy)
         self.folds.merge(part.folds)
-        self.each.extend(part.each)
+        self.per_image.extend(part.per_image)
         sketch = self.meter.sketch
         float_rows: Iterator[Any] = iter(())
         if part.floats is not None:
@@ -128,7 +128,7 @@ class Total:
         self.findings.add(other.findings)
         self.entropy.merge(other.entropy)
         self.folds.merge(other.folds)
-        self.each.extend(other.each)
+        self.per_image.extend(other.per_image)
         self.meter.merge(other.meter)
         self.segmentation.merge(other.segmentation)
         for levels, highest in other.highest.items():
@@ -144,11 +144,11 @@ class Total:
             return
         rows = self.meter.sketch.rows
         self.sums = self.sums or ImageSums(self.settings.bins)
-        self.sums.add(self.stems, rows.array(), self.each["overlaps"], self.groups)
+        self.sums.add(self.stems, rows.array(), self.per_image["overlaps"], self.groups)
         self.stems = []
         if self.groups is not None:
             self.groups = []
-        self.each.clear()
+        self.per_image.clear()
         rows.clear()
 
     def _note_highest(self, levels: int, highest: int) -> None:
@@ -163,7 +163,7 @@ class Total:
         self.stems = [self.stems[i] for i in order]
         if self.groups is not None:
             self.groups = [self.groups[i] for i in order]
-        self.each.select(order)
+        self.per_image.select(order)
         if self.settings.entropy:
             self.entropy.images = [self.entropy.images[i] for i in order]
 
@@ -195,7 +195,7 @@ class Total:
             names = self.stems if groups is None else groups
             units = len({name for name, pixels in zip(names, result.rows[:, 0], strict=True) if pixels > 0})
             ci = result.ci if groups is None else intervals(result.rows, groups)
-            column = self.each["overlaps"]
+            column = self.per_image["overlaps"]
             overlaps, overlaps_ci = overlap_means(column), overlap_intervals(column, groups)
             bands, joint = consistency(result.rows, result.reliability, groups), _joint(result)
         else:
@@ -252,24 +252,25 @@ class Total:
 
     def _cases(self) -> Cases | None:
         """Return the scores of cases, if they were kept."""
-        if "cases" not in self.each:
+        if "cases" not in self.per_image:
             return None
         volumes = self.findings.volumes > 0
-        rows, confidences = self.each["cases"], self.each["confidences"]
+        rows, confidences = self.per_image["cases"], self.per_image["confidences"]
         return case_scores(rows, confidences, self.stems, volumes, self.settings.tolerance, self.groups)
 
     def _regions(self, rows: NDArray[np.float64]) -> tuple[Region, ...]:
         """Return the figures of every region."""
-        zone_rows, sizes = (self.each["zones"], self.each["sizes"]) if "sizes" in self.each else (None, None)
+        columns = self.per_image
+        zone_rows, sizes = (columns["zones"], columns["sizes"]) if "sizes" in columns else (None, None)
         return tuple(map(Region.of, regions(rows, zone_rows, sizes, self.groups)))
 
     def _costs(self, result: CalibrationResult) -> tuple[ExpectedCost, ...]:
         """Return the costs of acting on the maps, if prices are given."""
         from densecal.metrics.binned import class_atoms
 
-        if self.settings.prices is None or (self.sums is None and "errors" not in self.each):
+        if self.settings.prices is None or (self.sums is None and "errors" not in self.per_image):
             return ()
-        errors = self.each["errors"] if self.sums is None else None
+        errors = self.per_image["errors"] if self.sums is None else None
         classes = class_atoms(result.sketch)[1 if self.settings.binary else 0 :]
         return expected_costs(classes, errors, result.rows[:, 0], self.settings.prices, self.groups)
 

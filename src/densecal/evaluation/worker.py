@@ -102,14 +102,14 @@ class Part:
     """State of the calibration meter of the float maps."""
     is_float: list[bool] = field(default_factory=list)
     segmentation: ExactSums = field(default_factory=ExactSums)
-    each: PerImage = field(default_factory=PerImage)
+    per_image: PerImage = field(default_factory=PerImage)
     entropy: EntropySums = field(default_factory=EntropySums)
     folds: FoldSums = field(default_factory=FoldSums)
 
     def add_case(self, rows: Array, confidences: Array, spacing: tuple[float, ...] | None) -> None:
         """Add the scores of a case, and the size of its voxels."""
         size = math.nan if spacing is None else math.prod(spacing)
-        self.each.add(cases=rows, confidences=np.concatenate([[size], confidences]))
+        self.per_image.add(cases=rows, confidences=np.concatenate([[size], confidences]))
 
 
 def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
@@ -169,15 +169,15 @@ class _BinaryScorer:
             self._score_floats(prediction, mask, void, spacing)
         self._score_case(prediction, mask, void, spacing)
         if zones is not None:
-            self.part.each.add(sizes=object_size(mask, valid))
+            self.part.per_image.add(sizes=object_size(mask, valid))
             if is_float:
-                self.part.each.add(zones=boundary_rows(prediction[None], mask, valid, zones, settings.bins))
+                self.part.per_image.add(zones=boundary_rows(prediction[None], mask, valid, zones, settings.bins))
         if void is not None:
             prediction, mask = prediction[~void], mask[~void]
             zones = None if zones is None else zones[~void]
             middle = None if middle is None else middle[~void]
         if settings.prices is not None:
-            self.part.each.add(errors=errors_at(prediction, mask, settings.prices.threshold)[None])
+            self.part.per_image.add(errors=errors_at(prediction, mask, settings.prices.threshold)[None])
         if pair.mask is not None and mask.size:
             self.part.findings.masks += 1
             self.part.findings.empty_masks += not mask.any()
@@ -199,7 +199,7 @@ class _BinaryScorer:
                 self.part.folds.add_map(pair.unit, self._score_words(prediction, mask, zones))
         self.part.is_float.append(is_float)
         half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
-        self.part.each.add(overlaps=foreground_overlap(prediction > half, reference))
+        self.part.per_image.add(overlaps=foreground_overlap(prediction > half, reference))
 
     def _score_large(self, pair: Pair, large: LargePair) -> None:
         meter = self.settings.calibration_meter()
@@ -224,7 +224,7 @@ class _BinaryScorer:
         self.pixels.merge(result.segmentation)
         self.part.folds.add_map(pair.unit, counts)
         self.part.is_float.append(result.is_float)
-        self.part.each.add(overlaps=overlap_of(*result.overlap.tolist()))
+        self.part.per_image.add(overlaps=overlap_of(*result.overlap.tolist()))
         row = np.array([*result.row, math.nan, math.nan, result.expected])
         self.part.add_case(row[None], result.confidences, large.spacing)
 
@@ -262,7 +262,7 @@ class _BinaryScorer:
         old = self.part.levels.get(counts.shape[2])
         self.part.levels[counts.shape[2]] = counts if old is None else old + counts
         if zones is not None:
-            self.part.each.add(zones=level_rows(counts, self.settings.bins))
+            self.part.per_image.add(zones=level_rows(counts, self.settings.bins))
         if self.settings.entropy:
             self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
         return counts
@@ -324,16 +324,16 @@ class _ClassScorer:
         self.confusion.merge(image)
         self.part.folds.add_image(pair.unit, counter.counts)
         self._score_case(predicted, confidence, expected, labels, image, read.spacing)
-        self.part.each.add(overlaps=class_overlap(image))
+        self.part.per_image.add(overlaps=class_overlap(image))
         if settings.prices is not None:
             valid, threshold = labels != self.void, settings.prices.threshold
             by_class = [errors_at(p[valid], labels[valid] == k, threshold) for k, p in enumerate(prediction)]
-            self.part.each.add(errors=np.stack(by_class))
+            self.part.per_image.add(errors=np.stack(by_class))
         if settings.full:
             valid = labels != self.void
             zones = boundary_zones(labels, valid, read.spacing)
             rows_by_zone = boundary_rows(prediction, labels, valid, zones, settings.bins)
-            self.part.each.add(zones=rows_by_zone, sizes=object_size(labels, valid))
+            self.part.per_image.add(zones=rows_by_zone, sizes=object_size(labels, valid))
         self.part.is_float.append(True)
         self.part.findings.resized += read.resized
         self.part.findings.maps += 1
@@ -347,7 +347,7 @@ class _ClassScorer:
         self.confusion.merge(image)
         self.part.findings.note_space(len(large.shape), large.spacing)
         self.part.findings.maps += 1
-        self.part.each.add(overlaps=class_overlap(image))
+        self.part.per_image.add(overlaps=class_overlap(image))
         self.part.is_float.append(True)
         rows = confusion_rows(image.exact_sums().values()["matrix"], expected)
         self.part.add_case(rows, confidences, large.spacing)
@@ -389,9 +389,9 @@ def _word_counts(prediction: Array, mask: Array) -> Array:
 
 def _fill_interiors(part: Part) -> None:
     """Set the zones of float maps far from a boundary to the images minus the other zones."""
-    if part.floats is None or "zones" not in part.each:
+    if part.floats is None or "zones" not in part.per_image:
         return
-    by_image = zip(part.each.entries("zones"), part.is_float, strict=True)
+    by_image = zip(part.per_image.entries("zones"), part.is_float, strict=True)
     floats = (zone_rows for zone_rows, is_float in by_image if is_float)
     for zone_rows, row in zip(floats, part.floats["rows"], strict=True):
         fill_interior(zone_rows, row)

@@ -109,8 +109,8 @@ class Member:
             return b""
         data = self._content.read(min(size, self._left))
         if not data:
-            found = f"unreadable (cut short at {self._declared - self._left:,} bytes)"
-            raise InputError(self._name, found, f"{self._declared:,} bytes, as its zip file declares")
+            actual = f"unreadable (cut short at {self._declared - self._left:,} bytes)"
+            raise InputError(self._name, actual, f"{self._declared:,} bytes, as its zip file declares")
         self._crc = zlib.crc32(data, self._crc)
         self._left -= len(data)
         if not self._left:

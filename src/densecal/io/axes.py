@@ -101,8 +101,8 @@ def find_axes(stored: LazyArray, name: str, classes: int | None, options: MapOpt
         kept.pop(0)
     wanted = classes if several else 1
     if len(kept) != space or (shape[class_axis] if class_axis is not None else 1) != wanted:
-        what = f"an array of shape {shape}" if stored.channels is None else f"{shape[stored.channels]} bands or pages"
-        raise InputError(name, what, _expected_shape(stored, classes, space, options))
+        actual = f"an array of shape {shape}" if stored.channels is None else f"{shape[stored.channels]} bands or pages"
+        raise InputError(name, actual, _expected_shape(stored, classes, space, options))
     lengths = tuple(shape[axis] for axis in kept)
     if options.axes == "xyz" and space == 3 and stored.geometry is None:
         kept, lengths = kept[::-1], lengths[::-1]

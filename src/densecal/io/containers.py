@@ -142,8 +142,8 @@ class Container:
                 f"{name} of {length:,} bytes", f"{unit:,}, or a multiple of it" if -1 in shape else f"{unit:,}"
             )
         if -1 in shape and length > max(FREE_BYTES, MAX_RATIO_OF_EACH * member.compress_size):
-            found = f"{name}: {length:,} bytes compressed to {member.compress_size:,}"
-            raise self.error(found, f"at most {MAX_RATIO_OF_EACH} bytes from each compressed byte")
+            actual = f"{name}: {length:,} bytes compressed to {member.compress_size:,}"
+            raise self.error(actual, f"at most {MAX_RATIO_OF_EACH} bytes from each compressed byte")
         array = np.frombuffer(self._read(name, length), kind).reshape(shape)
         return array.astype(np.dtype(dtype), copy=False)
 

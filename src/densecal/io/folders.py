@@ -63,10 +63,10 @@ def subfolder_hint(folder: Path) -> str:
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """List the files of a folder that have one of the suffixes, and folders that are read as one file."""
-    found = _visible_entries(folder, folders=False)
+    files = _visible_entries(folder, folders=False)
     if set(FOLDER_SUFFIXES) & set(suffixes):
-        found = sorted(found + [path for path in _visible_entries(folder, folders=True) if _is_file_like(path)])
-    return [path for path in found if suffix_of(path) in suffixes]
+        files = sorted(files + [path for path in _visible_entries(folder, folders=True) if _is_file_like(path)])
+    return [path for path in files if suffix_of(path) in suffixes]
 
 
 def folders_in(folder: Path) -> list[Path]:

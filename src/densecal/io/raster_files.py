@@ -31,9 +31,9 @@ def write_raster(path: Path, values: NDArray[Any], void: NDArray[np.bool_] | Non
     from rasterio.errors import NotGeoreferencedWarning
     from rasterio.io import MemoryFile
 
-    with open_raster(source, sys.maxsize) as given:  # it has been read already
-        place, names = given.place, given.names
-    nodata = place.pop("nodata")
+    with open_raster(source, sys.maxsize) as raster:  # it has been read already
+        georeference, names = raster.georeference, raster.names
+    nodata = georeference.pop("nodata")
     if nodata is not None and (0 <= nodata <= 1 or np.isinf(values.dtype.type(nodata))):
         nodata = np.nan  # probabilities could equal it, or it exceeds the range of the type
     if nodata is None and void is not None:
@@ -48,7 +48,7 @@ def write_raster(path: Path, values: NDArray[Any], void: NDArray[np.bool_] | Non
     }  # fmt: skip
     with MemoryFile() as file, warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
-        with file.open(**profile, **place) as dataset:
+        with file.open(**profile, **georeference) as dataset:
             dataset.update_tags(TIFFTAG_SOFTWARE=software(command))
             if len(names) == len(bands):
                 dataset.descriptions = names

@@ -56,7 +56,7 @@ class LargePair:
         return whole_range is None or self.options.max_value not in (None, whole_range)
 
     @property
-    def has_place(self) -> bool:
+    def is_georeferenced(self) -> bool:
         """Whether the mask's file says where its pixels lie."""
         return self.mask[0].geometry is not None
 

@@ -113,17 +113,18 @@ def _nifti_header(values: Array, source: Path, command: str) -> bytes:
     with open_bytes(source) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
-        opened = cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
-        given = read_header(opened, str(source)).as_byteswapped("<")
-    others = tuple(given.get_data_shape()[3:])
-    given.set_data_dtype(values.dtype)
+        content = cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
+        header = read_header(content, str(source)).as_byteswapped("<")
+    others = tuple(header.get_data_shape()[3:])
+    header.set_data_dtype(values.dtype)
     several = values.shape[: values.ndim - 3]
-    given.set_data_shape((*values.shape[:-4:-1], *(others if math.prod(others) == math.prod(several) > 1 else several)))
-    given.set_slope_inter(1.0, 0.0)
-    given["descrip"] = software(command).encode()
-    given["cal_min"], given["cal_max"] = 0.0, 1.0
-    given["vox_offset"] = -(-(int(given["sizeof_hdr"]) + 4) // 16) * 16
-    return bytes(given.binaryblock).ljust(int(given["vox_offset"]), b"\0")
+    axes = others if math.prod(others) == math.prod(several) > 1 else several
+    header.set_data_shape((*values.shape[:-4:-1], *axes))
+    header.set_slope_inter(1.0, 0.0)
+    header["descrip"] = software(command).encode()
+    header["cal_min"], header["cal_max"] = 0.0, 1.0
+    header["vox_offset"] = -(-(int(header["sizeof_hdr"]) + 4) // 16) * 16
+    return bytes(header.binaryblock).ljust(int(header["vox_offset"]), b"\0")
 
 
 def _check_place(geometry: Geometry | None, source: Path) -> None:

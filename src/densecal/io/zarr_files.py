@@ -43,17 +43,17 @@ def write_zarr(folder: Path, values: NDArray[Any], space: int, source: Path, com
     _write_json(folder, {"attributes": group, "zarr_format": 3, "node_type": "group"})
 
 
-def _image(given: Json, several: bool, space: int) -> Json:
+def _image(source: Json, several: bool, space: int) -> Json:
     """Return the OME-Zarr metadata of an image: those of the source without the time axis, classes first."""
-    axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in given.get("axes", [])]
+    axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in source.get("axes", [])]
     of_space = [position for position, axis in enumerate(axes) if axis.get("type", "space") == "space"][-space:]
     channel = next(({**axis} for axis in axes if axis.get("type") == "channel"), {"name": "c", "type": "channel"})
     kept = []
-    for one in given["datasets"][0].get("coordinateTransformations", []):
-        kind = one.get("type")
+    for transform in source["datasets"][0].get("coordinateTransformations", []):
+        kind = transform.get("type")
         if kind in ("scale", "translation"):
             first = [float(kind == "scale")] * several
-            kept.append({"type": kind, kind: first + [one[kind][position] for position in of_space]})
+            kept.append({"type": kind, kind: first + [transform[kind][position] for position in of_space]})
     dataset = {"path": "0", "coordinateTransformations": kept}
     return {"axes": [channel] * several + [axes[position] for position in of_space], "datasets": [dataset]}
 

@@ -47,14 +47,14 @@ class Raster:
         return Geometry(steps, np.array([transform.c, transform.f]), text)
 
     @property
-    def place(self) -> dict[str, Any]:
+    def georeference(self) -> dict[str, Any]:
         """The profile with which rasterio gives another file the same position."""
         points, system = self._dataset.gcps
         nodata, transform = self._dataset.nodata, self._dataset.transform
         if points:
             return {"gcps": points, "crs": system, "nodata": nodata}
-        where = {} if transform.is_identity else {"transform": transform}
-        return {"crs": self._dataset.crs, "nodata": nodata, **where}
+        affine = {} if transform.is_identity else {"transform": transform}
+        return {"crs": self._dataset.crs, "nodata": nodata, **affine}
 
     @property
     def names(self) -> tuple[str | None, ...]:

@@ -93,8 +93,8 @@ def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset
             kinds = _filters(dataset)
             other = [kind for kind in kinds if kind not in (_DEFLATE, _SHUFFLE, _CHECKSUM, _LZF)]
             if other or (kinds.count(_DEFLATE) + kinds.count(_LZF)) > 1:
-                found = f"the filter {other[0]}" if other else "values compressed twice"
-                raise InputError(name, found, "values compressed by gzip or lzf, or not at all")
+                actual = f"the filter {other[0]}" if other else "values compressed twice"
+                raise InputError(name, actual, "values compressed by gzip or lzf, or not at all")
             array = _Dataset(dataset, name)
         yield array
 

@@ -73,8 +73,8 @@ class FileArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the values."""
-        nothing = np.empty(0, self.stored)
-        return nothing.dtype if self.convert is None else self.convert(nothing).dtype
+        empty = np.empty(0, self.stored)
+        return empty.dtype if self.convert is None else self.convert(empty).dtype
 
     def read(self, window: Window = ()) -> Array:
         """Read values from the file."""
@@ -139,10 +139,10 @@ def check_numbers(dtype: np.dtype[Any], name: str) -> None:
         raise InputError(name, f"values of type {dtype}", "plain numbers")
 
 
-def refuse_key(key: str | None, name: str, what: str) -> None:
+def refuse_key(key: str | None, name: str, actual: str) -> None:
     """Refuse the name of an array for a file that holds only one."""
     if key is not None:
-        raise InputError(name, what, "an archive of arrays for --key")
+        raise InputError(name, actual, "an archive of arrays for --key")
 
 
 def missing_extra(name: str, package: str, extra: str) -> InputError:

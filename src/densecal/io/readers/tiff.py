@@ -154,8 +154,8 @@ def _check_segments(page: TiffPage, name: str, max_values: int) -> None:
         kind = getattr(page.compression, "name", page.compression)
         raise InputError(name, f"{kind} compression of several bands or pages", "no compression, or deflate")
     if page.tilewidth * page.tilelength * page.samplesperpixel > max(max_values, 1 << 20):
-        found = f"tiles of {page.tilewidth} x {page.tilelength} pixels"
-        raise InputError(name, found, f"at most {max_values:,} values (raise the limit with --max-pixels)")
+        actual = f"tiles of {page.tilewidth} x {page.tilelength} pixels"
+        raise InputError(name, actual, f"at most {max_values:,} values (raise the limit with --max-pixels)")
     handle = page.parent.filehandle
     for offset, size in zip(page.dataoffsets, page.databytecounts, strict=True):
         if size == 0 or offset + size > handle.size:
