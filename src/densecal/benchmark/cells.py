@@ -49,8 +49,8 @@ def run_task(task: Task, sets: ImageSets, progress: Progress) -> None:
         else:
             result = _reference_result(task, sets, progress)
     head = {"version": VERSION, "digest": task.digest, "densecal": __version__, "label": task.label}
-    own = Path(densecal.__file__).parent
-    notes = [str(warning.message) for warning in caught if Path(warning.filename).is_relative_to(own)]
+    package = Path(densecal.__file__).parent
+    notes = [str(warning.message) for warning in caught if Path(warning.filename).is_relative_to(package)]
     tail = {"seconds": time.perf_counter() - start, "warnings": list(dict.fromkeys(notes))}
     write_json(task.result, {**head, **result, **tail})
     if isinstance(task, Cell):

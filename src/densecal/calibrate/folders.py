@@ -98,8 +98,8 @@ class MapData:
         histograms, done = [LogitHistogram() for _ in range(max(parts) + 1)], 0
         chunks = []
         for part in range(len(histograms)):
-            own = [pair for pair, its in zip(self.pairs, parts, strict=True) if its == part]
-            chunks += [(part, own[first : first + CHUNK]) for first in range(0, len(own), CHUNK)]
+            part_pairs = [pair for pair, pair_part in zip(self.pairs, parts, strict=True) if pair_part == part]
+            chunks += [(part, part_pairs[first : first + CHUNK]) for first in range(0, len(part_pairs), CHUNK)]
         calls = ((chunk, self.mask_void, self.maps) for _, chunk in chunks)
         for (part, chunk), counted in zip(chunks, self.engine.map(count_logits, calls), strict=True):
             histograms[part].merge(counted)

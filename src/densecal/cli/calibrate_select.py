@@ -105,8 +105,8 @@ def calibrate_select(
         of = None if grouping is None else grouping.of(names)
         result = select.select(data, chosen, folds, of, report)
         fitted = None if result.best == select.NONE else fit(result.best, data, "cpu", report)
-    many = f"{result.images:,} images" + (f" in {result.groups:,} groups" if result.groups else "")
-    print_line(f"{result.folds} folds of {many}; figures are those of images that were not fitted on", out)
+    count = f"{result.images:,} images" + (f" in {result.groups:,} groups" if result.groups else "")
+    print_line(f"{result.folds} folds of {count}; figures are those of images that were not fitted on", out)
     for candidate in result.candidates:
         print_line(_line(candidate), out)
     if json:

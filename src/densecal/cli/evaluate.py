@@ -152,8 +152,8 @@ def evaluate(
     with join_processes() as processes, open_engine(engine, address, workers) as cluster:
         # on every process, because the others would wait for one that raises an error
         check_targets(json, csv, latex, partial, folder=figures)
-        named = named_files(groups, class_names)
-        _check_outputs(predictions, masks, settings, ood or [], named, json, csv, latex, figures, partial, force)
+        option_files = named_files(groups, class_names)
+        _check_outputs(predictions, masks, settings, ood or [], option_files, json, csv, latex, figures, partial, force)
         work = Work(settings, workers or processes.workers(), skip_bad, processes, cluster)
         grouping = read_groups(groups)
         if partial:
@@ -184,7 +184,7 @@ def _check_outputs(
     masks: Path,
     settings: Settings,
     ood: list[Path],
-    named: list[Path],
+    option_files: list[Path],
     json: Path | None,
     csv: Path | None,
     latex: Path | None,
@@ -215,7 +215,7 @@ def _check_outputs(
         for *_, folder, truth in comparisons:
             yield truth
             yield from plan_of(folder, truth, settings, skip_bad=True)[0].files()
-        yield from named
+        yield from option_files
 
     if figures is not None:
         check_output_folder(figures, [*folders, *filter(is_folder, truths)], "--figures")

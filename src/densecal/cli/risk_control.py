@@ -161,9 +161,9 @@ def _risk_lines(risk: ClassRisk, name: str, unit: str) -> list[str]:
     result = risk.control
     if result is None:
         return []
-    many = f"{result.images:,} images" + (f" in {risk.units:,} groups" if unit == "group" else "")
+    count = f"{result.images:,} images" + (f" in {risk.units:,} groups" if unit == "group" else "")
     return [
-        f"{name} is p >= {result.threshold:g} (lambda {result.lam:g}), from {many}",
+        f"{name} is p >= {result.threshold:g} (lambda {result.lam:g}), from {count}",
         f"  false-negative rate  {100 * result.risk:.2f} % here, at most {100 * result.alpha:g} % expected on a new "
         + unit + ("" if name == "foreground" else " that shows it"),
         f"  false-positive rate  {100 * result.fpr:.2f} %",
@@ -253,11 +253,11 @@ def _lines(guarantee: Guarantee, unit: str) -> list[str]:
     from densecal.posthoc.margins import Margin
     from densecal.posthoc.prediction_sets import SetControl
 
-    many = f"{guarantee.images:,} images" + (f" in {guarantee.groups:,} groups" if guarantee.groups else "")
+    count = f"{guarantee.images:,} images" + (f" in {guarantee.groups:,} groups" if guarantee.groups else "")
     if isinstance(guarantee, Margin):
         before = f"without margin {100 * guarantee.covered_before:.2f} %"
         return [
-            f"masks grow by {guarantee.pixels:g} pixels ({guarantee.shape}), from {many}",
+            f"masks grow by {guarantee.pixels:g} pixels ({guarantee.shape}), from {count}",
             f"  {100 * guarantee.coverage:g} % of the foreground of a new {unit} is covered with probability "
             f"{100 * (1 - guarantee.alpha):g} %; here in {100 * guarantee.covered:.2f} %, {before}",
             f"  inside the masks: {100 * guarantee.set_size:.2f} % of an image, "
@@ -266,7 +266,7 @@ def _lines(guarantee: Guarantee, unit: str) -> list[str]:
     certainty = "expected" if guarantee.delta is None else f"with probability {100 * (1 - guarantee.delta):g} %"
     if isinstance(guarantee, SetControl):
         return [
-            f"the set of a pixel is the classes of score <= {guarantee.threshold:g} ({guarantee.score}), from {many}",
+            f"the set of a pixel is the classes of score <= {guarantee.threshold:g} ({guarantee.score}), from {count}",
             f"  pixels without their class  {100 * (1 - guarantee.coverage):.2f} % here, at most "
             f"{100 * guarantee.alpha:g} % {certainty} on a new {unit}",
             f"  classes per pixel           {guarantee.set_size:.3f}",
@@ -275,7 +275,7 @@ def _lines(guarantee: Guarantee, unit: str) -> list[str]:
     own = " <-" if guarantee.kind == "misses" else ""
     other = " <-" if guarantee.kind == "precision" else ""
     return [
-        f"foreground is p >= {guarantee.threshold:g}, from {many}",
+        f"foreground is p >= {guarantee.threshold:g}, from {count}",
         f"  promised on a new {unit}: at most {100 * guarantee.alpha:g} % {certainty}, of the figure marked",
         f"  false-negative rate   {100 * guarantee.miss_rate:.2f} %{own}",
         f"  false-discovery rate  {100 * guarantee.false_discovery_rate:.2f} %{other}",

@@ -75,8 +75,8 @@ def train(
     config = load_config(recipe, overrides or [])
     if dropped := dropped_options(recipe, overrides or []):
         print_note(f"{recipe}: dropped for {config.method.name}: {', '.join(dropped)}")
-    own = out / "config.yaml"
-    if overrides and own.is_file() and Path(recipe).is_file() and own.samefile(recipe):
+    run_config = out / "config.yaml"
+    if overrides and run_config.is_file() and Path(recipe).is_file() and run_config.samefile(recipe):
         raise InputError(
             recipe, "the configuration of the run itself", "this file without further settings, or a copy of it"
         )
@@ -107,8 +107,8 @@ def train(
         print_line(f"{out}: this run is finished; nothing to train")
         return
     figures = {"ECE": result.ece_ew, "OE": result.oe_ew, "accuracy": result.accuracy, "Brier": result.brier}
-    shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in figures.items())
-    print_line(f"{out}: validation on {result.images:,} images: {shown}")
+    text = ", ".join(f"{name} {100 * value:.2f} %" for name, value in figures.items())
+    print_line(f"{out}: validation on {result.images:,} images: {text}")
     from densecal.training.state import perturbed_labels
 
     perturbed = perturbed_labels(out)

@@ -154,8 +154,8 @@ def check(
     layout = files.layout
     classes = classes or (layout.classes if layout else 1)
     void = ignore_index if ignore_index is not None else layout.ignore_index if layout else 255
-    own = _Reading.of(files, classes, void)
-    readings = [own, *(_Reading.of(Files(other.paths, other.images, {}), 1, 255) for other in others)]
+    task = _Reading.of(files, classes, void)
+    readings = [task, *(_Reading.of(Files(other.paths, other.images, {}), 1, 255) for other in others)]
     total = sum(len(reading.names) for reading in readings)
     facts_by_set: list[list[_Facts]] = []
     for reading in readings:
@@ -168,10 +168,10 @@ def check(
         *(finding for facts in facts_by_set[0] for finding in facts.findings if _is_relevant(finding, files)),
         *(finding for other in facts_by_set[1:] for facts in other for finding in facts.findings),
         *_one_sided(files, facts_by_set[0], classes),
-        *_copies_inside(own, facts_by_set[0]),
+        *_copies_inside(task, facts_by_set[0]),
     ]
     for reading, facts in zip(readings[1:], facts_by_set[1:], strict=True):
-        findings += _copies_between(own, facts_by_set[0], reading, facts)
+        findings += _copies_between(task, facts_by_set[0], reading, facts)
     return Report(files, classes, others, sorted(findings, key=lambda finding: list(KINDS).index(finding.kind)))
 
 
@@ -267,9 +267,9 @@ class _Reading:
         unknown = labels[(labels >= self.classes) & (labels != self.ignore_index)]
         faults = []
         if unknown.size:
-            named = ", ".join(f"{label} ({counts[label]:,} pixels)" for label in unknown[:8])
+            text = ", ".join(f"{label} ({counts[label]:,} pixels)" for label in unknown[:8])
             expected = f"0 to {self.classes - 1}, or {self.ignore_index} for void pixels"
-            faults.append(("labels", f"labels {named}{', ...' if unknown.size > 8 else ''}; expected {expected}"))
+            faults.append(("labels", f"labels {text}{', ...' if unknown.size > 8 else ''}; expected {expected}"))
         if labels.size == 1 and labels[0] == self.ignore_index:
             faults.append(("empty-mask", "only void pixels"))
         return faults
@@ -290,8 +290,8 @@ def _foreground_faults(counts: NDArray[np.int64]) -> list[tuple[str, str]]:
 
 def _files_missing(files: Files) -> list[Finding]:
     """Return findings for names without a partner, and for a number of images other than the published one."""
-    listed = published_list(files.layout.published) if files.layout and files.layout.published else ()
-    findings = [Finding("absent", (name,)) for name in (*files.absent, *sorted(set(listed) - files.images.keys()))]
+    names = published_list(files.layout.published) if files.layout and files.layout.published else ()
+    findings = [Finding("absent", (name,)) for name in (*files.absent, *sorted(set(names) - files.images.keys()))]
     if files.masks:
         findings += [
             Finding("no-mask", (str(files.images[name]),)) for name in sorted(files.images.keys() - files.masks.keys())
@@ -318,12 +318,12 @@ def _one_sided(files: Files, facts: list[_Facts], classes: int) -> list[Finding]
 
 def _looks(reading: _Reading, facts: list[_Facts]) -> tuple[list[str], list[Look], list[bytes | None]]:
     """Return the locations of the readable images, their looks, and the digests of their masks."""
-    seen = [
+    readable = [
         (str(reading.source.image_location(name)), fact.look, fact.mask_digest)
         for name, fact in zip(reading.names, facts, strict=True)
         if fact.look is not None
     ]
-    return [where for where, _, _ in seen], [look for _, look, _ in seen], [digest for _, _, digest in seen]
+    return [where for where, _, _ in readable], [look for _, look, _ in readable], [digest for _, _, digest in readable]
 
 
 def _copies_inside(reading: _Reading, facts: list[_Facts]) -> list[Finding]:
@@ -340,9 +340,11 @@ def _copies_inside(reading: _Reading, facts: list[_Facts]) -> list[Finding]:
     return findings
 
 
-def _copies_between(own: _Reading, facts: list[_Facts], other: _Reading, others: list[_Facts]) -> list[Finding]:
-    where, looks, _ = _looks(own, facts)
-    elsewhere, other_looks, _ = _looks(other, others)
+def _copies_between(
+    reading: _Reading, facts: list[_Facts], other: _Reading, other_facts: list[_Facts]
+) -> list[Finding]:
+    where, looks, _ = _looks(reading, facts)
+    elsewhere, other_looks, _ = _looks(other, other_facts)
     by_digest: dict[bytes, list[str]] = {}
     for look, file in zip(other_looks, elsewhere, strict=True):
         by_digest.setdefault(look.digest, []).append(file)

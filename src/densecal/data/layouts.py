@@ -65,8 +65,8 @@ class Layout:
     @property
     def known_names(self) -> tuple[str, ...]:
         """Names of a folder or zip that holds the set, without the part."""
-        own = plain(self.name)
-        return (own.removesuffix(self.part) if self.part else own, *self.aliases)
+        name = plain(self.name)
+        return (name.removesuffix(self.part) if self.part else name, *self.aliases)
 
 
 _DUTS = "http://saliencydetection.net/duts/"
@@ -372,17 +372,17 @@ def _find_by_list(path: Path) -> LayoutMatch | None:
 
 
 def _candidates(root: Path) -> list[LayoutMatch]:
-    own = [
+    matches = [
         LayoutMatch(layout, root / images, root / masks)
         for layout in LAYOUTS
         for images, masks in layout.folders
         if (root / images).is_dir() and (root / masks).is_dir()
     ]
     usual = None
-    if not own:
+    if not matches:
         with contextlib.suppress(InputError):  # a folder above the list need not be a set
             usual = None if any(image_files(root)) else _match_usual_folders(root)
-    return own if usual is None else [usual]
+    return matches if usual is None else [usual]
 
 
 def _image_stems(match: LayoutMatch) -> set[str]:

@@ -353,9 +353,9 @@ class _Filling:
 
 def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) -> Packed:
     """Rename a finished build to its folder, or use the equal cache of a process that was faster."""
-    own = _try_open(build, wanted, verify=False)
-    if isinstance(own, str):
-        raise InputError(build, own, "the cache just built")
+    packed = _try_open(build, wanted, verify=False)
+    if isinstance(packed, str):
+        raise InputError(build, packed, "the cache just built")
     while True:
         try:
             os.rename(build, folder)
@@ -363,8 +363,8 @@ def _publish(build: Path, folder: Path, wanted: dict[str, Any], verify: bool) ->
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:
-            own.folder = folder  # the maps stay open, whatever happens to the folder afterwards
-            return own
+            packed.folder = folder  # the maps stay open, whatever happens to the folder afterwards
+            return packed
         other = _try_open(folder, wanted, verify)
         if isinstance(other, Packed):
             return other

@@ -89,19 +89,19 @@ def _fraction(name: str, seed: int) -> float:
 
 def _read_list(names: Sequence[str], path: Path) -> set[str]:
     known = set(names)
-    own = str(path) in LISTS
-    lines = list(published_list(str(path))) if own else read_lines(path, "a list of validation names")
-    listed = {line if line in known else _without_suffix(line) for line in lines}
-    if not listed:
+    is_published = str(path) in LISTS
+    lines = list(published_list(str(path))) if is_published else read_lines(path, "a list of validation names")
+    chosen = {line if line in known else _without_suffix(line) for line in lines}
+    if not chosen:
         raise InputError(path, "no names", "one validation name per line")
-    unknown = sorted(listed - known)
+    unknown = sorted(chosen - known)
     if unknown:
         raise InputError(
             path,
             f"{len(unknown)} names that are not in the data set ({', '.join(unknown[:5])})",
-            "the whole of DUTS-TR, or another data.validation" if own else "names of images",
+            "the whole of DUTS-TR, or another data.validation" if is_published else "names of images",
         )
-    return listed
+    return chosen
 
 
 def _without_suffix(line: str) -> str:

@@ -111,8 +111,8 @@ def score_foreground(pair: LargePair, meter: CalibrationMeter, ignore_index: int
         top = LEVELS.get(p.dtype, 2) - 1
         expected += float(p.sum(dtype=np.float64)) / top
         levels = np.rint(p * 65535.0).astype(np.uint16) if is_float else p
-        own = count_levels(levels, y)[0]
-        counts = own if counts is None else counts + own
+        slab_counts = count_levels(levels, y)[0]
+        counts = slab_counts if counts is None else counts + slab_counts
         predicted = p > (0.5 if is_float else top // 2)
         row += [np.count_nonzero(pixels) for pixels in (predicted, y, predicted & y)]
         overlap += [np.count_nonzero(pixels) for pixels in (predicted, r, predicted & r)]

@@ -353,9 +353,9 @@ def merge_partials(
 def _check_settings(path: Path, part: Partial, first_path: Path, first: Partial) -> None:
     """Refuse a part whose sums cannot be added to those of the first."""
     for key in (*_SETTINGS, "prices"):
-        own, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
-        if own != expected:
-            raise InputError(path, f"{key} {own}", f"{key} {expected}, as in {first_path}")
+        actual, expected = getattr(part.total.settings, key), getattr(first.total.settings, key)
+        if actual != expected:
+            raise InputError(path, f"{key} {actual}", f"{key} {expected}, as in {first_path}")
     groups = [other.total.groups for other in (part, first)]
     if (groups[0] is None) != (groups[1] is None):
         states = ["with groups" if listed is not None else "without groups" for listed in groups]

@@ -98,14 +98,14 @@ def evaluate_raters(
     settings = replace(settings, full=False)
     folders = list(_raters(predictions, raters, settings))
     totals = []
-    for number, (_, folder, own) in enumerate(folders, start=1):
+    for number, (_, folder, rater_settings) in enumerate(folders, start=1):
         bar = retitle(progress, f"Rater {number} of {len(folders)}")
-        part = score_folder(predictions, folder, settings=own, workers=workers, progress=bar)
+        part = score_folder(predictions, folder, settings=rater_settings, workers=workers, progress=bar)
         assert part is not None
         if part.total.sums is not None:
             raise InputError(predictions, f"{part.total.images:,} images", f"at most {MOST_KEPT:,} with several raters")
         totals.append(part.total)
-    plans = [plan_of(predictions, folder, own) for _, folder, own in folders]
+    plans = [plan_of(predictions, folder, rater_settings) for _, folder, rater_settings in folders]
     settings = plans[0][1]  # completed from the folders
     for (name, _, _), (_, other) in zip(folders, plans, strict=True):
         if other.class_names != settings.class_names:
@@ -121,7 +121,7 @@ def evaluate_raters(
     unit = "pixels" if np.isnan(sizes).any() else "ml"
     scale = np.ones(len(sizes)) if unit == "pixels" else sizes
     labels = range(1) if settings.binary else range(1, settings.classes or 1)
-    agreement = _agreement([(plan.pairs, own) for plan, own in plans])
+    agreement = _agreement([(plan.pairs, rater_settings) for plan, rater_settings in plans])
     return RaterFigures(
         tuple(name for name, _, _ in folders),
         len(names),

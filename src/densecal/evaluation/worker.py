@@ -210,17 +210,17 @@ class _BinaryScorer:
         findings.masks += 1
         findings.empty_masks += not counts[1].any()
         findings.full_masks += not counts[0].any()
-        own = Findings()
-        own.inspect_levels(counts[None])
+        level_findings = Findings()
+        level_findings.inspect_levels(counts[None])
         if result.is_float:
-            own.stretched *= result.spans
+            level_findings.stretched *= result.spans
             self.meter = self.meter or self.settings.calibration_meter()
             self.meter.merge(meter)
         else:
             old = self.part.levels.get(counts.shape[1])
             self.part.levels[counts.shape[1]] = counts[None] if old is None else old + counts
             self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
-        findings.add(own)
+        findings.add(level_findings)
         self.pixels.merge(result.segmentation)
         self.part.folds.add_map(pair.unit, counts)
         self.part.is_float.append(result.is_float)

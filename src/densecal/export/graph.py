@@ -164,7 +164,7 @@ def _merge(host: Any, head: Any, output: str) -> Any:
     """Return the host with the head behind one of its outputs. The head's output takes over the name."""
     import onnx
 
-    versions = {one.domain: one.version for one in host.opset_import}
+    versions = {opset.domain: opset.version for opset in host.opset_import}
     try:  # the comparison that follows detects a conversion that changes what is computed
         if versions.get("", 0) < OPSET:
             host = onnx.version_converter.convert_version(host, OPSET)
@@ -174,7 +174,7 @@ def _merge(host: Any, head: Any, output: str) -> Any:
         problem = " ".join(str(error).split())[:300]
         raise ExportError(f"the graph of operator set {versions.get('')} cannot be joined: {problem}") from None
     for domain, version in versions.items():  # the converter drops other domains
-        if domain not in {one.domain for one in host.opset_import}:
+        if domain not in {opset.domain for opset in host.opset_import}:
             host.opset_import.append(onnx.helper.make_opsetid(domain, version))
     raw = f"{PREFIX}raw_{output}"
     _rename(host.graph, {output: raw})
@@ -184,8 +184,8 @@ def _merge(host: Any, head: Any, output: str) -> Any:
     host.graph.node.extend(head.graph.node)
     host.graph.initializer.extend(head.graph.initializer)
     host.functions.extend(head.functions)
-    present = {one.domain for one in host.opset_import}
-    host.opset_import.extend(one for one in head.opset_import if one.domain not in present)
+    present = {opset.domain for opset in host.opset_import}
+    host.opset_import.extend(opset for opset in head.opset_import if opset.domain not in present)
     host.ir_version = max(host.ir_version, head.ir_version)
     return host
 
@@ -209,7 +209,7 @@ def _describe(proto: Any, model: OnnxModel, calibrator: Calibrator) -> None:
         "preprocess": json.dumps(steps),
         "calibrator": json.dumps(calibrator.to_json()),
     }
-    kept = [one for one in proto.metadata_props if one.key not in metadata]
+    kept = [entry for entry in proto.metadata_props if entry.key not in metadata]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     for key, value in metadata.items():

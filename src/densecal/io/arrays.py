@@ -107,15 +107,15 @@ class _Joined:
 
 def _choose(names: list[str], name: str, key: str | None) -> int:
     """Return which array of an archive to read."""
-    listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-    many = f"{len(names)} arrays" + (f" ({listed})" if names else "")
+    first_names = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    count = f"{len(names)} arrays" + (f" ({first_names})" if names else "")
     if key is None:
         if len(names) != 1:
             expected = "a .npz that holds one array" + ("; --key NAME reads one of several" if names else "")
-            raise InputError(name, many, expected)
+            raise InputError(name, count, expected)
         return 0
     if key not in names:
-        raise InputError(name, many, f"an array named {key} (--key)")
+        raise InputError(name, count, f"an array named {key} (--key)")
     return names.index(key)
 
 

@@ -15,7 +15,7 @@ _EXCHANGE = 2
 """Constants of Linux: `AT_FDCWD` and `RENAME_EXCHANGE`."""
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two files or folders.
 
     Returns:
@@ -24,7 +24,7 @@ def exchange(one: Path, other: Path) -> bool:
     rename = _renameat2()
     if rename is None:
         return False
-    return bool(rename(_CURRENT_FOLDER, os.fsencode(one), _CURRENT_FOLDER, os.fsencode(other), _EXCHANGE) == 0)
+    return bool(rename(_CURRENT_FOLDER, os.fsencode(first), _CURRENT_FOLDER, os.fsencode(second), _EXCHANGE) == 0)
 
 
 @functools.cache

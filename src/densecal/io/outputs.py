@@ -193,13 +193,13 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
     if kind == "nii.gz":
         kind, head = "nii", _unpacked(head)
     if kind == "tif":
-        own = _tiff_software(_local(path)) == software(command)
+        is_own = _tiff_software(_local(path)) == software(command)
     elif kind == "npy":
-        own = head[:6] == b"\x93NUMPY" and int.from_bytes(head[8:10], "little") + 10 == NPY_HEADERS[command]
+        is_own = head[:6] == b"\x93NUMPY" and int.from_bytes(head[8:10], "little") + 10 == NPY_HEADERS[command]
     else:
         pattern = _CSV_COLUMNS[command] if kind == "csv" else _HEADS[kind].replace(b"COMMAND", mark)
-        own = re.match(pattern, head, re.DOTALL) is not None
-    return own or not head
+        is_own = re.match(pattern, head, re.DOTALL) is not None
+    return is_own or not head
 
 
 def _unpacked(head: bytes) -> bytes:

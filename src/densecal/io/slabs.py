@@ -114,13 +114,13 @@ def open_large(pair: Pair, classes: int | None, max_pixels: int, options: MapOpt
             yield None
             return
         with read_map(pair.prediction, options.key, max_pixels * (classes or 1)) as stored:
-            own = find_axes(stored, name, classes, options, len(axes.shape))
-            if own.shape != axes.shape or isinstance(stored, _WHOLE):
+            map_axes = find_axes(stored, name, classes, options, len(axes.shape))
+            if map_axes.shape != axes.shape or isinstance(stored, _WHOLE):
                 yield None
                 return
-            frames = Frame(own.shape, own.geometry(stored)), Frame(axes.shape, axes.geometry(truth))
+            frames = Frame(map_axes.shape, map_axes.geometry(stored)), Frame(axes.shape, axes.geometry(truth))
             check_order(name, *frames, options)
             check_order(truth_name, *frames[::-1], options)
             check_geometry(name, frames[0].geometry, frames[1].geometry, axes.shape)
             spacing = space_between(frames[1].geometry or frames[0].geometry, len(axes.shape))
-            yield LargePair(pair, classes, options, (stored, own), (truth, axes), spacing)
+            yield LargePair(pair, classes, options, (stored, map_axes), (truth, axes), spacing)

@@ -159,13 +159,13 @@ def choose_array(names: list[str], name: str, key: str | None, kind: str) -> str
         key: The name that was requested, if any.
         kind: Name of such a file in error messages.
     """
-    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    many = f"{len(names)} arrays" + (f" ({listed})" if names else "")
+    first_names = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    count = f"{len(names)} arrays" + (f" ({first_names})" if names else "")
     if key is None and len(names) == 1:
         return names[0]
     if key is None:
-        more = "; --key NAME reads one of several" if names else ""
-        raise InputError(name, many, f"{kind} that holds one array{more}")
+        hint = "; --key NAME reads one of several" if names else ""
+        raise InputError(name, count, f"{kind} that holds one array{hint}")
     if key not in names:
-        raise InputError(name, many, f"an array named {key} (--key)")
+        raise InputError(name, count, f"an array named {key} (--key)")
     return key

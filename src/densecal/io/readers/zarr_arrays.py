@@ -49,7 +49,7 @@ class _ZarrArray:
         for time in self._times:
             slices.insert(time, slice(None))
         ranges = [range(length)[part] for length, part in zip(self._stored.shape, slices, strict=True)]
-        values = np.full([len(one) for one in ranges], self._stored.fill, self.dtype)
+        values = np.full([len(part) for part in ranges], self._stored.fill, self.dtype)
         with readable(self._name, EXPECTED):
             for position in parts(self._stored.chain.shape, ranges):
                 chunk = self._chunk(position)

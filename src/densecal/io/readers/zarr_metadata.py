@@ -83,18 +83,18 @@ def is_group(about: Json) -> bool:
 
 def array_names(folder: Path) -> list[str]:
     """Return the names of the arrays in a group and in its subgroups."""
-    names, waiting, seen = [], [(folder, "")], 0
-    while waiting:
-        group, prefix = waiting.pop()
+    names, pending, count = [], [(folder, "")], 0
+    while pending:
+        group, prefix = pending.pop()
         for path, is_folder in entries(group):
             if not is_folder or not any(exists(path / name) for name in ("zarr.json", ".zarray", ".zgroup")):
                 continue
-            seen += 1
-            if seen > _MAX_GROUPS:
+            count += 1
+            if count > _MAX_GROUPS:
                 raise InputError(folder, f"more than {_MAX_GROUPS:,} arrays and groups", EXPECTED)
             name = f"{prefix}{path.name}"
             if is_group(read_metadata(path)[0]):
-                waiting.append((path, f"{name}/"))
+                pending.append((path, f"{name}/"))
             else:
                 names.append(name)
     return sorted(names)
@@ -154,7 +154,7 @@ def _layout_3(folder: Path, about: Json) -> Layout:
         raise InputError(folder, f"chunks {inner} in shards {outer}", EXPECTED)
     counts = tuple(whole // part for whole, part in zip(outer, inner, strict=True))
     index = _chain(shard["index_codecs"], (*counts, 2), np.dtype(np.uint64), folder)
-    if any(one.kind != "crc32c" for one in index.compressors):
+    if any(compressor.kind != "crc32c" for compressor in index.compressors):
         raise InputError(folder, "an index of shards that is compressed", "one that is not")
     chain = _chain(shard["codecs"], inner, np.dtype(dtype), folder)
     first = shard.get("index_location", "end") == "start"
@@ -177,7 +177,7 @@ def _chain(codecs: list[Json], shape: tuple[int, ...], dtype: np.dtype[Any], fol
     if step["name"] != "bytes":
         raise InputError(folder, f"the codec {step['name']!r}", "plain numbers, compressed by gzip, zstd or blosc")
     big = step.get("configuration", {}).get("endian", "little") == "big"
-    compressors = tuple(_compressor(str(one["name"]), ("gzip", "zstd", "blosc", "crc32c"), folder) for one in steps)
+    compressors = tuple(_compressor(str(step["name"]), ("gzip", "zstd", "blosc", "crc32c"), folder) for step in steps)
     return Chain(shape, dtype.newbyteorder(">" if big else "<"), order, compressors[::-1])
 
 
@@ -187,13 +187,13 @@ def _compressor(kind: str, known: tuple[str, ...], folder: Path) -> Compressor:
     return Compressor(kind)
 
 
-def _checked(one: Layout) -> Layout:
-    if not len(one.shape) == len(one.outer) == len(one.chain.shape) or one.separator not in (".", "/"):
-        raise InputError(one.folder, f"chunks {one.outer} of an array of shape {one.shape}", EXPECTED)
-    chunks = math.prod(-(-length // part) for length, part in zip(one.shape, one.chain.shape, strict=True))
+def _checked(layout: Layout) -> Layout:
+    if not len(layout.shape) == len(layout.outer) == len(layout.chain.shape) or layout.separator not in (".", "/"):
+        raise InputError(layout.folder, f"chunks {layout.outer} of an array of shape {layout.shape}", EXPECTED)
+    chunks = math.prod(-(-length // part) for length, part in zip(layout.shape, layout.chain.shape, strict=True))
     if chunks > _MAX_CHUNKS:
-        raise InputError(one.folder, f"{chunks:,} chunks", f"at most {_MAX_CHUNKS:,}")
-    return one
+        raise InputError(layout.folder, f"{chunks:,} chunks", f"at most {_MAX_CHUNKS:,}")
+    return layout
 
 
 def _lengths(value: Any, least: int = 0) -> tuple[int, ...]:
