@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from densecal.cli.app import app
-from densecal.cli.common import Force, check_targets, named_files, print_line, print_note, progress_bar, print_unfinished
+from densecal.cli.common import (
+    Force,
+    check_targets,
+    named_files,
+    print_line,
+    print_note,
+    print_unfinished,
+    progress_bar,
+)
 from densecal.errors import InputError
 
 

@@ -23,7 +23,7 @@ from densecal.metrics.overlap import MEANS
 from densecal.metrics.poisson import UNIT, PoissonTable
 
 MOST_KEPT = 1_000_000
-"""Up to this number, names, rows and scores of images are kept one by one; beyond it they are added up."""
+"""Up to this number, names, rows and scores of images are kept one by one. Beyond it, they are added up."""
 MOST_HASHES = 1 << 16
 """Of the names, that many hashes are kept, the smallest: parts with images in common have some of these in common."""
 FEW_GROUPS = 300
@@ -49,8 +49,8 @@ class ImageSums:
     Attributes:
         images: Number of images, including those without valid pixels.
         table: Sums of rows and `COLUMNS`, as they are and in 1,000 resamples, over the images with valid pixels.
-        cells: These images by mean confidence and accuracy.
-        groups: A hash of the name of every group among them.
+        cells: Counts of these images by mean confidence and accuracy.
+        groups: A hash of the name of every group of these images.
         hashes: The smallest hashes of the names of all images, in order.
     """
 

@@ -374,7 +374,7 @@ def _refuse_overlap(paths: Sequence[Path], hashes: Sequence[Array]) -> None:
     same = twice[0] if name is None else name_hash(name)
     owners = [path for path, own in zip(paths, hashes, strict=True) for _ in range(int((own == same).sum()))]
     image = "an image without its name" if name is None else f"the image {name!r}"
-    more = f" ({len(twice)} images are there twice)" if len(twice) > 1 else ""
+    more = f" ({len(twice)} images occur twice)" if len(twice) > 1 else ""
     raise InputError(owners[1], f"{image}{more}", f"it in {owners[0]} alone: parts must not overlap")
 
 
