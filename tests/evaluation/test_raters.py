@@ -222,8 +222,8 @@ def test_files_of_which_it_is_not_clear_where_the_raters_are_refused(tmp_path):
     assert message("first", few, few, channels_last=True).endswith(
         "a.npy: an array of shape (2, 12, 14); expected raters last, or no --channels-last"
     )
-    assert message("unlike", few, many).endswith("b.npy: masks of 3 raters; expected those of 2, as in the first file")
-    assert message("one", few, single).endswith("b.npy: masks of 1 raters; expected those of 2, as in the first file")
+    assert message("unlike", few, many).endswith("b.npy: masks of 3 raters; expected masks of 2, as in the first file")
+    assert message("one", few, single).endswith("b.npy: masks of 1 raters; expected masks of 2, as in the first file")
     assert "a.npy: a mask of one rater; expected a folder of masks for each of two raters" in message(
         "alone", single, single
     )

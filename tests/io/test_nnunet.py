@@ -229,7 +229,7 @@ def test_volumes_that_were_turned_before_the_prediction_are_refused(tmp_path):
 
 def test_an_unknown_region_is_refused(tmp_path):
     softmax_set(tmp_path, CLASSES)
-    assert_one_line(refused(tmp_path, "--region", "core"), "--region: core; expected maps of regions")
+    assert_one_line(refused(tmp_path, "--region", "core"), "--region: core; expected maps of several regions")
     write_dataset_json(tmp_path / "nnunet-out", REGIONS)
     assert_one_line(refused(tmp_path, "--region", "edge"), "--region: edge; expected one of whole, core, enhancing")
 
