@@ -1,6 +1,6 @@
 """A benchmark's folder packed into one text file: what its tables and figures over settings need of every result.
 
-A line is the JSON of one task: its ``result.json`` and the log of its run. What fills the result files is left out:
+A line is the JSON of one task: its ``result.json`` and the log of its run. The bulk of the result files is left out:
 curves, histograms, joint densities, intervals and the entropy of every image. Joint densities and reports therefore
 need the folder itself.
 """

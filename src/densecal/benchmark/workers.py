@@ -45,7 +45,7 @@ class Event:
     Attributes:
         task: Its key.
         state: ``waiting``, ``running``, ``finished`` or ``failed``.
-        text: What is being done, or why it failed.
+        text: The current step, or the reason of the failure.
     """
 
     task: str
@@ -365,7 +365,7 @@ def _pack(plan: Plan, watch: Watch) -> None:
 
 
 def data_files(plan: Plan) -> Iterator[Path]:
-    """Yield the image files that a benchmark reads, as far as they are there: a finished one needs none."""
+    """Yield the image files that a benchmark reads, if they exist: a finished benchmark needs none."""
     datasets = [(dataset.images, dataset.masks) for dataset in plan.matrix.datasets]
     for images, masks in [*datasets, *((data.images, data.masks) for data in _data_configs(plan))]:
         with contextlib.suppress(InputError):

@@ -59,7 +59,7 @@ class View:
 
 @dataclass(frozen=True)
 class Look:
-    """What is stored of an image to find its copies.
+    """The data of an image that serve to find its copies.
 
     Attributes:
         digest: Hash of the pixels.

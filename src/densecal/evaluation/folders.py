@@ -109,7 +109,7 @@ def evaluate_shared(
         workers: Worker processes of this process.
         skip_bad: Leave out files that cannot be read.
         groups: Groups of similar images.
-        progress: Told how many pairs of this process's share are scored.
+        progress: Called with the number of pairs scored in this process's share.
         processes: The processes that share the work.
         engine: Engine that does the work, instead of worker processes.
 

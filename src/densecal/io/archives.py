@@ -29,7 +29,7 @@ class Archive:
 
     Args:
         path: The file, local or remote.
-        expected: What error messages say was expected.
+        expected: What should be there, for error messages.
         file: Its content, if that is in memory already.
 
     Attributes:

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What the header of a .npy file says.
+    """The content of the header of a .npy file.
 
     Attributes:
         size: Number of bytes of the header. The values follow it.

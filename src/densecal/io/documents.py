@@ -24,7 +24,7 @@ def read_text(path: Path, expected: str, limit: int = MAX_JSON_BYTES) -> str:
 
     Args:
         path: The file.
-        expected: What error messages say was expected.
+        expected: What should be there, for error messages.
         limit: Refuse larger files.
 
     Raises:

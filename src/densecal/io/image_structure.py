@@ -37,7 +37,7 @@ def check_structure(image: Image.Image, name: str, expected: str) -> None:
     Args:
         image: The image, at its first frame.
         name: Name of the file in error messages.
-        expected: What error messages say was expected of pages, frames and bands.
+        expected: The expected pages, frames and bands, for error messages.
     """
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]

@@ -77,7 +77,7 @@ def open_image(source: Path | BinaryIO, name: str, max_pixels: int, bands: str =
         source: Path or open file.
         name: Name of the file in error messages.
         max_pixels: Refuse larger images.
-        bands: What error messages say was expected of a file with more bands or pages than are read.
+        bands: The expected bands and pages, for error messages about a file with more.
     """
     # threads share Pillow's own limit, so it is never lowered
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:

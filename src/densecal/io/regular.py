@@ -29,8 +29,8 @@ def check_regular(path: Path, expected: str = "a regular file") -> None:
     """Refuse to read anything but a regular file.
 
     Args:
-        path: Where to look. Links are followed.
-        expected: What error messages say was expected.
+        path: The path to check. Links are followed.
+        expected: What should be there, for error messages.
 
     Raises:
         InputError: It is something else.

@@ -116,7 +116,7 @@ def fetch_ahead(items: Sequence[T], files: Callable[[T], Iterable[Path]], at_onc
     """Yield items after their remote files have been fetched, many items at a time.
 
     Args:
-        items: What to yield.
+        items: The items to yield.
         files: Returns the files of an item.
         at_once: Number of items whose files are fetched at once.
     """
