@@ -238,7 +238,7 @@ def test_overlap_is_noticed_among_parts_with_names_and_the_others_are_counted(im
     with pytest.raises(InputError, match="must not overlap"):
         merge(tmp_path, [*parts, parts[1]])
     (whole,) = cut(images["uint8"], Settings(), None, 1, random.Random(0))
-    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images are there twice\).*must not overlap"):
+    with pytest.raises(InputError, match=r"the image 'a\d+' \(\d+ images occur twice\).*must not overlap"):
         merge(tmp_path, [whole, parts[0]])
     monkeypatch.setattr("densecal.evaluation.partial.MOST_HASHES", len(parts[0].total.stems))
     assert merge(tmp_path, parts).unchecked == IMAGES - len(parts[0].total.stems)
@@ -256,7 +256,7 @@ def test_parts_past_the_limit_keep_the_smallest_hashes_and_notice_overlap_by_the
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     smallest = sorted(int.from_bytes(content, "little") for content in hashes)[:12]
     assert merged.total.sums.hashes.tolist() == smallest
-    with pytest.raises(InputError, match=r"1\.sketch: an image without its name \(12 images are there twice\)"):
+    with pytest.raises(InputError, match=r"1\.sketch: an image without its name \(12 images occur twice\)"):
         merge(tmp_path, [parts[1], parts[1], parts[0]])
     # 26 images and the 27 others: a few in common are noticed where they are among the smallest
     pairs = find_pairs(*images["uint8"])[0]
