@@ -290,7 +290,7 @@ def test_sums_that_no_images_have_are_one_line(images, tmp_path, monkeypatch, na
     with zipfile.ZipFile(tmp_path / "a.sketch") as archive:
         array = np.frombuffer(archive.read(name), np.int64).copy()
     array[place] = value
-    with pytest.raises(InputError, match=r"that no images have|do not belong together|images/hashes of"):
+    with pytest.raises(InputError, match=r"inconsistent sums over images|do not belong together|images/hashes of"):
         read_partial(rewritten(tmp_path / "a.sketch", tmp_path / "b.sketch", {name: array.tobytes()}))
 
 

@@ -166,7 +166,7 @@ def read_image_sums(container: Container, bins: int) -> ImageSums | None:
         and (sums.hashes[1:] >= sums.hashes[:-1]).all()
     )
     if not fits:
-        raise container.error("sums over images that no images have", "a part that densecal evaluate --partial wrote")
+        raise container.error("inconsistent sums over images", "a part that densecal evaluate --partial wrote")
     return sums
 
 
