@@ -29,8 +29,8 @@ NAMES = {"u2netp": "U\N{SUPERSCRIPT TWO}-Netp", "isnet": "ISNet"}
 
 
 def collect(folder: Path) -> None:
-    """Pack figures, intervals and curves of the evaluations whose files lie in a folder."""
-    models = {}
+    """Pack figures, intervals and curves of the evaluations whose files lie in a folder, in place of older ones."""
+    models = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         records = content.get("evaluations", [content])
@@ -41,7 +41,7 @@ def collect(folder: Path) -> None:
                 for pair in content.get("paired", [])
             ],
         }
-    write_text(RESULTS, json.dumps(models, indent=1) + "\n")
+    write_text(RESULTS, json.dumps(dict(sorted(models.items())), indent=1) + "\n")
 
 
 def packed(record: dict) -> dict:
