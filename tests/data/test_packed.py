@@ -210,7 +210,7 @@ def _edit(tmp_path: Path, **changes: object) -> None:
         (lambda p: (p / "cache" / "masks.u8").unlink(), "incomplete"),
         (lambda p: (p / "cache" / "manifest.json").unlink(), "no manifest"),
         (lambda p: (p / "cache" / "manifest.json").write_text("{"), "unreadable manifest"),
-        (lambda p: (p / "cache" / "manifest.json").write_text("[]"), "something else"),
+        (lambda p: (p / "cache" / "manifest.json").write_text("[]"), "another kind"),
         (lambda p: _edit(p, version=99), "format version 99"),
         (lambda p: _edit(p, original_sizes=None), "a damaged manifest"),
     ],

@@ -210,7 +210,7 @@ def _check_options(control: Control, classes: int, delta: float | None) -> None:
     ):
         raise InputError("--classes", f"{control} with {classes} classes", "maps of one foreground probability")
     if control is Control.margin and delta is not None:
-        raise InputError("--delta", str(delta), "no --delta, because a margin's alpha is a probability already")
+        raise InputError("--delta", str(delta), "nothing, because a margin's alpha is a probability already")
 
 
 def _print_guarantee(guarantee: Guarantee, unit: str, json: Path | None) -> None:
