@@ -1,6 +1,8 @@
 """Shared by all tests: the specification's test vectors, and how property tests choose examples."""
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,14 @@ settings.load_profile("steady")
 def vectors() -> dict[str, dict[str, Any]]:
     cases = json.loads((Path(__file__).parent / "vectors.json").read_text())
     return {case["name"]: case for case in cases}
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell starts jobs in the background with SIGINT ignored, and the tests may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

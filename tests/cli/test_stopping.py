@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests import running
 
+pytestmark = pytest.mark.usefixtures("heeds_ctrl_c")
 COMMANDS = {
     "evaluate": ("densecal.data.pairs.find_comparisons", ("evaluate", "maps", "masks")),
     "data": ("densecal.data.check.check", ("data", "check", "images")),
@@ -16,14 +17,6 @@ COMMANDS = {
     "benchmark": ("densecal.benchmark.load_matrix", ("benchmark", "matrix.yaml", "--out", "out")),
     "cache": ("densecal.data.caches.list_caches", ("cache", "show")),
 }
-
-
-@pytest.fixture(autouse=True)
-def _not_ignored():
-    """A shell starts jobs in the background with SIGINT ignored, and the tests may be one."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_that_ctrl_c_causes_is_no_error(monkeypatch: pytest.MonkeyPatch):

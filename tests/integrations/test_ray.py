@@ -209,6 +209,7 @@ def test_two_workers_of_a_cluster_are_as_fast_as_two_processes(many, tmp_path, c
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_leaves_the_cluster_idle(many, number, code):
     with cluster_of(1) as (cluster, _):
