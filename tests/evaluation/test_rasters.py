@@ -12,6 +12,9 @@ from PIL import Image
 from rasterio.transform import from_origin
 
 from densecal.evaluation.folders import evaluate
+from densecal.evaluation.worker import Settings
+from densecal.io import slabs
+from densecal.io.map_options import MapOptions
 from tests.metrics.reference import equal_width
 from tests.running import run
 
@@ -20,10 +23,11 @@ SHAPE = (20, 24)
 
 def write(path: Path, array: np.ndarray, **more: object) -> None:
     path.parent.mkdir(exist_ok=True)
-    profile = {"driver": "GTiff", "count": 1, "height": SHAPE[0], "width": SHAPE[1], "dtype": array.dtype}
+    bands = array.reshape(-1, *SHAPE)
+    profile = {"driver": "GTiff", "count": len(bands), "height": SHAPE[0], "width": SHAPE[1], "dtype": array.dtype}
     place = {"crs": "EPSG:32633", "transform": from_origin(100.0, 500.0, 10.0, 10.0)}
     with rasterio.open(path, "w", **profile, **place, **more) as file:
-        file.write(array, 1)
+        file.write(bands)
 
 
 def make(root: Path, kind: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -60,10 +64,48 @@ def test_pixels_without_data_do_not_count(tmp_path, kind):
     assert record.segmentation["f_max"] > 0
     assert np.isnan(record.segmentation["s_measure"]), "it needs whole pictures"
     assert np.isnan(record.segmentation["f_weighted"])
+    assert "144 pixels of 2 images have no data, as their files say, and do not count; S-measure" in record.warnings[-1]
     for case in (1, 2):
         (tmp_path / f"maps/{case}.tif").unlink()
         (tmp_path / f"masks/{case}.tif").unlink()
     assert evaluate(tmp_path / "maps", tmp_path / "masks").record.segmentation["s_measure"] > 0
+
+
+@pytest.mark.parametrize("one_file", [True, False])
+@pytest.mark.parametrize("metrics", ["full", "fast"])
+def test_a_class_may_have_the_value_for_no_data_as_its_probability(tmp_path, monkeypatch, one_file, metrics):
+    """Levels of 0 to 255 with 0 for no data: pixels are without data where all classes are 0, and only there."""
+    monkeypatch.setattr(slabs, "LARGE", 1)  # with fast metrics
+    counted = []
+    for case in range(3):
+        rng = np.random.default_rng(case)
+        p = rng.multinomial(255, [0.02, 0.9, 0.08], SHAPE).astype(np.uint8).transpose(2, 0, 1)
+        p[:, :5] = [[[255]], [[0]], [[0]]]
+        p[:, 6:8, 3:9] = 0
+        y = rng.integers(0, 3, SHAPE).astype(np.uint8)
+        files = {f"maps/{case}.tif": p} if one_file else {f"maps/{case}_class_{k}.tif": p[k] for k in range(3)}
+        for name, array in files.items():
+            write(tmp_path / name, array, nodata=0)
+        write(tmp_path / f"masks/{case}.tif", y)
+        valid = p.any(axis=0)
+        counted.append((p[:, valid] / 255, y[valid]))
+    settings = Settings(classes=3, full=metrics == "full", maps=MapOptions(max_value=255))
+    record = evaluate(tmp_path / "maps", tmp_path / "masks", settings=settings).record
+    p, y = (np.concatenate([pair[i] for pair in counted], axis=-1) for i in (0, 1))
+    assert record.pixels == y.size == 3 * (20 * 24 - 12)
+    expected = equal_width(p.max(axis=0), (p.argmax(axis=0) == y).astype(float), 10)["ece"]
+    assert record.calibration["ece_ew"] == pytest.approx(expected, abs=1e-12)
+    assert record.warnings == ("36 pixels of 3 images have no data, as their files say, and do not count",)
+
+
+@pytest.mark.parametrize("none", [-9999.0, np.nan])
+def test_a_pixel_without_data_in_one_class_is_void(tmp_path, none):
+    p = np.full((3, *SHAPE), 1 / 3, np.float32)
+    p[1, 2, 3:5] = none
+    write(tmp_path / "maps/a.tif", p, nodata=none)
+    write(tmp_path / "masks/a.tif", np.zeros(SHAPE, np.uint8))
+    record = evaluate(tmp_path / "maps", tmp_path / "masks", settings=Settings(classes=3)).record
+    assert record.pixels == 20 * 24 - 2
 
 
 def test_parts_with_and_without_such_pixels_merge_into_the_whole(tmp_path):

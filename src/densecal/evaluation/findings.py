@@ -41,12 +41,19 @@ class Findings:
     """Volumes whose files do not specify the spacing of voxels."""
 
     voided: int = 0
-    """Maps and masks whose files mark some pixels as having no data."""
+    """Images whose files mark some pixels as having no data."""
+    no_data: int = 0
+    """Number of these pixels."""
 
     def note_space(self, axes: int, spacing: tuple[float, ...] | None) -> None:
         """Count an image with this number of spatial axes."""
         self.volumes += axes == 3
         self.unplaced += axes == 3 and spacing is None
+
+    def note_no_data(self, pixels: int) -> None:
+        """Count the pixels of an image that have no data."""
+        self.voided += pixels > 0
+        self.no_data += pixels
 
     def add(self, other: Findings) -> None:
         """Add the findings of other pairs."""

@@ -332,6 +332,12 @@ def warnings_of(findings: Findings, settings: Settings) -> list[str]:
             f"{findings.unplaced} of {findings.volumes} volumes do not specify the spacing of voxels: their distances "
             "are in voxels, not in mm"
         )
+    if findings.voided:
+        without = "; S-measure and weighted F need whole pictures" if settings.binary and settings.full else ""
+        warnings.append(
+            f"{findings.no_data:,} pixels of {findings.voided} images have no data, as their files say, and do not "
+            f"count{without}"
+        )
     if findings.resized:
         subject = "their logits were" if settings.maps.logits else "they were"
         order = ", before the sigmoid" if settings.binary else ", before the softmax"

@@ -160,7 +160,7 @@ class _BinaryScorer:
         spacing = read.spacing
         # S-measure and weighted F need pictures without void pixels
         segmentation = self.pictures if mask.ndim == 2 and void is None else self.pixels
-        self.part.findings.voided += void is not None
+        self.part.findings.note_no_data(read.no_data)
         self.part.findings.note_space(mask.ndim, spacing)
         is_float = np.issubdtype(prediction.dtype, np.floating)
         valid = None if void is None else ~void
@@ -206,6 +206,7 @@ class _BinaryScorer:
         result = score_foreground(large, meter, self.settings.ignore_index)
         findings, counts = self.part.findings, result.counts
         findings.note_space(len(large.shape), large.spacing)
+        findings.note_no_data(large.no_data)
         findings.grey_masks += result.grey
         findings.masks += 1
         findings.empty_masks += not counts[1].any()
@@ -311,6 +312,7 @@ class _ClassScorer:
         read = read_class_pair(pair, settings.classes, self.void, settings.max_pixels, settings.maps)
         prediction, labels = read.prediction, read.labels
         self.part.findings.note_space(labels.ndim, read.spacing)
+        self.part.findings.note_no_data(read.no_data)
         self.meter.update(prediction[None], labels[None], spacing=read.spacing)
         predicted, confidence = np.empty(labels.shape, np.uint8), np.empty(labels.shape, prediction.dtype)
         image, expected = ConfusionMeter(settings.classes), np.zeros(settings.classes)
@@ -346,6 +348,7 @@ class _ClassScorer:
         self.part.folds.add_image(pair.unit, counter.counts)
         self.confusion.merge(image)
         self.part.findings.note_space(len(large.shape), large.spacing)
+        self.part.findings.note_no_data(large.no_data)
         self.part.findings.maps += 1
         self.part.per_image.add(overlaps=class_overlap(image))
         self.part.is_float.append(True)

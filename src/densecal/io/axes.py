@@ -39,16 +39,22 @@ class Axes:
         window, single = self._window(rows, channel)
         return self._select(self._arrange(array.read(window)), channel, single)
 
-    def read_void(
+    def read_with_void(
         self, array: LazyArray, rows: slice = EVERYTHING, channel: int | None = None
-    ) -> NDArray[np.bool_] | None:
-        """Return the pixels of a slab that have no data in some class, or in one channel, (space)."""
-        window, single = self._window(rows, channel)
-        void = array.read_void(window)
-        if void is None:
-            return None
-        arranged = self._select(self._arrange(void), channel, single)
-        return np.asarray(arranged.any(axis=0) if self.classes and channel is None else arranged)
+    ) -> tuple[Array, NDArray[np.bool_] | None]:
+        """Read the map, or a slab, and which of its pixels have no data, (space).
+
+        The value for no data may also be that of a class, such as 0. Then only pixels where all classes have it have no
+        data.
+        """
+        values, (window, single) = self.read(array, rows, channel), self._window(rows, channel)
+        given = array.read_void(window)
+        if given is None:
+            return values, None
+        void: NDArray[np.bool_] = self._select(self._arrange(given), channel, single)
+        if self.classes and channel is None:
+            void = np.asarray(void.all(axis=0) | (void & ~(values >= 0)).any(axis=0))
+        return values, void
 
     def geometry(self, array: LazyArray) -> Geometry | None:
         """Return where the pixels lie, in the order of the axes of the map."""

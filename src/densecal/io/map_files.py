@@ -105,8 +105,7 @@ def read_stored_map(
     if len(paths) > 1 or find_reader(path) is not None:
         with _open(paths, options.key, max_pixels * max(channels or 1, 1)) as stored:
             axes = find_axes(stored, name, channels, options, space)
-            array = axes.read(stored, channel=index)
-            void = axes.read_void(stored, channel=index)
+            array, void = axes.read_with_void(stored, channel=index)
             geometry = axes.geometry(stored)
     elif channels not in (None, classes, 1):
         raise InputError(name, "a picture of one channel", f"{channels} channels, one per region")

@@ -46,6 +46,7 @@ class ForegroundMask:
         grey: Whether the mask has levels other than those of foreground, background and void.
         middle: bool (H, W), the pixels of level 128, background to PySODMetrics; ``None`` if there are none.
         geometry: Where the pixels lie, if the format specifies it.
+        no_data: bool (space), where the file marks pixels as having no data; ``None`` if there are none.
     """
 
     foreground: NDArray[np.bool_]
@@ -53,6 +54,7 @@ class ForegroundMask:
     grey: bool = False
     middle: NDArray[np.bool_] | None = None
     geometry: Geometry | None = None
+    no_data: NDArray[np.bool_] | None = None
 
     @property
     def frame(self) -> Frame:
@@ -67,10 +69,12 @@ class LabelMask:
     Attributes:
         labels: Class indices, uint8 (space); void pixels have the label of void.
         geometry: Where the pixels lie, if the format specifies it.
+        no_data: bool (space), where the file marks pixels as having no data; ``None`` if there are none.
     """
 
     labels: Levels
     geometry: Geometry | None = None
+    no_data: NDArray[np.bool_] | None = None
 
     @property
     def frame(self) -> Frame:
@@ -164,7 +168,7 @@ def read_label_mask(
             raise InputError(name, "pixels without data", "--ignore-index, the label of void pixels")
         labels = np.where(stored.void, np.uint8(ignore_index), labels)
     check_labels(labels, name, classes, ignore_index)
-    return LabelMask(labels, stored.geometry)
+    return LabelMask(labels, stored.geometry, stored.void)
 
 
 def _relabel(labels: Levels, new: Relabel, name: str) -> Levels:
@@ -277,7 +281,7 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
                 raise InputError(name, f"masks of {raters} raters", f"masks of {channels}, as in the first file")
         axes = find_axes(stored, name, channels, mask_options, axes_of_space(stored, channels > 1))
         index = None if channel is None else channel.index
-        array, void = axes.read(stored, channel=index), axes.read_void(stored, channel=index)
+        array, void = axes.read_with_void(stored, channel=index)
         geometry = axes.geometry(stored)
     return StoredMask(*checked_levels(array, void, name), geometry)
 
@@ -326,7 +330,7 @@ def _stored_foreground(stored: StoredMask, name: str, ignore_index: int | None) 
         refuse_labels(int(counted.max(initial=0)), name)
     void = mask.void if stored.void is None else stored.void if mask.void is None else stored.void | mask.void
     foreground = mask.foreground if stored.void is None else mask.foreground & ~stored.void
-    return ForegroundMask(foreground, void, mask.grey, mask.middle, stored.geometry)
+    return ForegroundMask(foreground, void, mask.grey, mask.middle, stored.geometry, stored.void)
 
 
 def refuse_labels(highest: int, name: str) -> None:

@@ -60,12 +60,14 @@ class ForegroundPair:
         mask: Foreground, background and void.
         resized: Whether the map had another size and was resized.
         geometry: Where the pixels of the map lie, if its format specifies it.
+        no_data: Number of pixels that the files mark as having no data.
     """
 
     prediction: Array
     mask: ForegroundMask
     resized: bool
     geometry: Geometry | None = None
+    no_data: int = 0
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
@@ -87,12 +89,14 @@ class ClassPair:
         labels: Class indices; void pixels have the label of void.
         resized: Whether the map had another size and was resized.
         spacing: Distance between voxels along every axis, in mm; ``None`` for pictures, and where no file specifies it.
+        no_data: Number of pixels that the files mark as having no data.
     """
 
     prediction: Array
     labels: NDArray[np.uint8]
     resized: bool
     spacing: tuple[float, ...] | None = None
+    no_data: int = 0
 
 
 def space_between(geometry: Geometry | None, axes: int) -> tuple[float, ...] | None:
@@ -114,7 +118,8 @@ def read_foreground_pair(
     if pair.mask is None:
         stored = read_stored_map(pair.files, None, max_pixels, options)
         values = to_probabilities(stored.values, False) if options.logits else stored.values
-        return ForegroundPair(values, ForegroundMask(np.zeros(values.shape, bool), stored.void), False, stored.geometry)
+        mask = ForegroundMask(np.zeros(values.shape, bool), stored.void)
+        return ForegroundPair(values, mask, False, stored.geometry, _count(stored.void))
     mask = read_foreground(pair.mask, str(pair.mask), ignore_index, max_pixels, options)
     if mask.foreground.size == 0:
         raise InputError(pair.mask, "no pixels", "at least one pixel")
@@ -123,7 +128,7 @@ def read_foreground_pair(
     if stored.void is not None:
         void = stored.void if mask.void is None else stored.void | mask.void
         mask = replace(mask, void=void, foreground=mask.foreground & ~void)
-    return ForegroundPair(prediction, mask, resized, stored.geometry)
+    return ForegroundPair(prediction, mask, resized, stored.geometry, _count(stored.void, mask.no_data))
 
 
 def read_class_pair(
@@ -148,7 +153,14 @@ def read_class_pair(
     stored = _read_map(pair, classes, max_pixels, options, mask.frame)
     prediction, resized = _at_size(stored, pair, mask.frame, options, True)
     labels = mask.labels if stored.void is None else np.where(stored.void, np.uint8(void), mask.labels)
-    return ClassPair(prediction, labels, resized, space_between(mask.geometry or stored.geometry, labels.ndim))
+    spacing = space_between(mask.geometry or stored.geometry, labels.ndim)
+    return ClassPair(prediction, labels, resized, spacing, _count(stored.void, mask.no_data))
+
+
+def _count(*missing: NDArray[np.bool_] | None) -> int:
+    """Return how many pixels are in any of some sets."""
+    given = [pixels for pixels in missing if pixels is not None]
+    return int(np.count_nonzero(np.logical_or.reduce(given))) if given else 0
 
 
 def _read_map(pair: Pair, classes: int | None, max_pixels: int, options: MapOptions, truth: Frame) -> StoredMap:

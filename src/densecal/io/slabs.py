@@ -32,9 +32,12 @@ Levels = NDArray[np.uint8]
 Void = NDArray[np.bool_] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class LargePair:
-    """An open map and its open mask, which have the same shape and position."""
+    """An open map and its open mask, which have the same shape and position.
+
+    ``no_data`` is the number of pixels that the files mark as having no data, once all slabs were read.
+    """
 
     pair: Pair
     classes: int | None
@@ -42,6 +45,7 @@ class LargePair:
     prediction: tuple[LazyArray, Axes]
     mask: tuple[LazyArray, Axes]
     spacing: tuple[float, ...] | None
+    no_data: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,19 +68,21 @@ class LargePair:
         """Yield the levels or labels of every slab, and which pixels have no data."""
         array, axes = self.mask
         for rows in self._rows():
-            yield checked_levels(axes.read(array, rows), axes.read_void(array, rows), str(self.pair.mask))
+            yield checked_levels(*axes.read_with_void(array, rows), str(self.pair.mask))
 
     def slabs(self) -> Iterator[tuple[Array, Levels, Void]]:
         """Yield probabilities or levels, levels or labels of the mask, and which pixels have no data in either."""
         array, axes = self.prediction
-        several = self.classes not in (None, 1)
+        several, count = self.classes not in (None, 1), 0
         for rows, (levels, void) in zip(self._rows(), self.masks(), strict=True):
-            values, missing = axes.read(array, rows), axes.read_void(array, rows)
+            values, missing = axes.read_with_void(array, rows)
             if missing is not None and missing.any():
                 values = fill_void(values, missing)
                 void = missing if void is None else void | missing
+            count += 0 if void is None else int(np.count_nonzero(void))
             values = check_values(values, str(self.pair.prediction), self.options, several)
             yield to_probabilities(values, several) if self.options.logits else values, levels, void
+        self.no_data = count
 
     def labels(self, void_label: int) -> Iterator[tuple[Array, Levels]]:
         """Yield probabilities (K, slab) and class indices; void pixels have the label of void."""

@@ -41,16 +41,14 @@ class Stack:
         return np.stack([part if self._channel is None else np.squeeze(part, self._channel) for part in parts])
 
     def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
-        """Return the pixels that have no data in at least one file."""
+        """Return which values the files mark as having no data."""
         chosen = self._files[window[0]] if window else self._files
-        parts = [file.read_void(self._window(window)) for file in chosen]
-        missing = [
-            part if self._channel is None else np.squeeze(part, self._channel) for part in parts if part is not None
-        ]
-        if not missing:
+        given = [file.read_void(self._window(window)) for file in chosen]
+        some = next((part for part in given if part is not None), None)
+        if some is None:
             return None
-        void = np.logical_or.reduce(missing)
-        return np.broadcast_to(void, (len(parts), *void.shape))
+        parts = (np.zeros_like(some) if part is None else part for part in given)
+        return np.stack([part if self._channel is None else np.squeeze(part, self._channel) for part in parts])
 
     def _window(self, window: Window) -> Window:
         inner = window[1:]
