@@ -85,6 +85,11 @@ def filtered(stem: Path) -> None:
         file.create_dataset("p", data=FLAT, chunks=(2, 5), scaleoffset=4)
 
 
+def scaled(stem: Path) -> None:
+    with h5py.File(f"{stem}.h5", "w") as file:
+        file.create_dataset("p", data=(FLAT * 10000).astype(np.uint16)).attrs["scale_factor"] = 0.0001
+
+
 def nested_shards(stem: Path) -> None:
     codec = ShardingCodec(chunk_shape=(2, 5), codecs=[ShardingCodec(chunk_shape=(1, 5))])
     options = {"shape": FLAT.shape, "chunks": FLAT.shape, "dtype": FLAT.dtype, "compressors": None}
@@ -167,6 +172,7 @@ REFUSALS: list[Refusal] = [
     (archive(p=P, other=P), CLASSES, "2 arrays (p, other)"),
     (pair(turned), FOREGROUND, "rientation"),
     (pair(filtered), FOREGROUND, "a.h5: the filter 6; expected values compressed by gzip or lzf"),
+    (pair(scaled), FOREGROUND, "a.h5: numbers to be multiplied by 0.0001 and increased by 0; expected the results"),
     (pair(nested_shards), FOREGROUND, "a.zarr: shards within shards; expected one level of shards"),
     (pair(lzw_pages), ("maps", "masks", "--classes", "2"), "LZW"),
     (volume_pair(moved), FOREGROUND, "a spacing of (3, 0.9, 0.8); expected (2.5, 0.9, 0.8), as its mask has"),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import rasterio
+import zarr
 from PIL import Image
 from rasterio.transform import from_origin
 
+from densecal.errors import InputError
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 from densecal.io import slabs
+from densecal.io.map_files import read_map
 from densecal.io.map_options import MapOptions
 from tests.metrics.reference import equal_width
 from tests.running import run
@@ -106,6 +110,26 @@ def test_a_pixel_without_data_in_one_class_is_void(tmp_path, none):
     write(tmp_path / "masks/a.tif", np.zeros(SHAPE, np.uint8))
     record = evaluate(tmp_path / "maps", tmp_path / "masks", settings=Settings(classes=3)).record
     assert record.pixels == 20 * 24 - 2
+
+
+@pytest.mark.parametrize("attribute", ["scale", "offset"])
+@pytest.mark.parametrize("kind", ["tif", "h5", "v2", "v3"])
+def test_numbers_that_stand_for_others_are_refused(tmp_path, kind, attribute):
+    values = (np.random.default_rng(0).random(SHAPE) * 9000).astype(np.uint16)
+    path = tmp_path / ("a.zarr" if kind.startswith("v") else f"a.{kind}")
+    given = {"scale_factor": 0.0001} if attribute == "scale" else {"add_offset": 0.5}
+    if kind == "tif":
+        write(path, values)
+        with rasterio.open(path, "r+") as file:
+            file.scales, file.offsets = (given.get("scale_factor", 1),), (given.get("add_offset", 0),)
+    elif kind == "h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("p", data=values).attrs.update(given)
+    else:
+        options = {"shape": SHAPE, "chunks": SHAPE, "dtype": "u2", "zarr_format": int(kind[1])}
+        zarr.create_array(path, attributes=given, **options)[:] = values
+    with pytest.raises(InputError, match=r"numbers to be multiplied by \S+ and increased by \S+; expected the results"):
+        read_map(path)
 
 
 def test_parts_with_and_without_such_pixels_merge_into_the_whole(tmp_path):

@@ -16,7 +16,7 @@ from densecal.errors import InputError
 from densecal.io.geometry import Geometry
 from densecal.io.images import bounded_source
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, missing_extra, readable
+from densecal.io.readers.stored import check_numbers, check_size, missing_extra, readable, refuse_scaled
 from densecal.io.urls import is_remote
 
 TAGS = (33550, 33922, 34264, 34735, 42113)
@@ -110,6 +110,8 @@ def _checked(dataset: Any, name: str, max_values: int) -> Raster:
         raise InputError(name, "bands of several types", "bands of one type")
     raster = Raster(dataset, name)
     check_numbers(raster.dtype, name)
+    for factor, offset in zip(dataset.scales, dataset.offsets, strict=True):
+        refuse_scaled(factor, offset, name, ": gdal_translate -unscale -ot Float32")
     check_size(raster.shape, name, max_values)
     for shape in dataset.block_shapes:
         check_size((math.prod(shape),), name, max(max_values, 1 << 22))

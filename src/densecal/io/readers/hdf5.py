@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable
+from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable, refuse_scaled
 from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete HDF5 file"
@@ -88,6 +88,7 @@ def open_hdf5(path: Path, key: str | None, max_values: int) -> Iterator[_Dataset
             if dataset.shape is None or dataset.is_virtual or dataset.external:
                 raise InputError(name, "values in other files, or none", "values in this file")
             check_numbers(dataset.dtype, name)
+            refuse_scaled(dataset.attrs.get("scale_factor", 1), dataset.attrs.get("add_offset", 0), name)
             check_size(dataset.shape, name, max_values)
             check_size((math.prod(dataset.chunks or ()),), name, max(max_values, 1 << 22))
             kinds = _filters(dataset)

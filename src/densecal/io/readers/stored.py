@@ -139,6 +139,13 @@ def check_numbers(dtype: np.dtype[Any], name: str) -> None:
         raise InputError(name, f"values of type {dtype}", "plain numbers")
 
 
+def refuse_scaled(factor: Any, offset: Any, name: str, how: str = "") -> None:
+    """Refuse values that the file wants multiplied by a factor and increased by an offset."""
+    if not (np.all(np.asarray(factor) == 1) and np.all(np.asarray(offset) == 0)):
+        found = f"numbers to be multiplied by {factor} and increased by {offset}"[:120]
+        raise InputError(name, found, f"the results as floats{how}")
+
+
 def refuse_key(key: str | None, name: str, actual: str) -> None:
     """Refuse the name of an array for a file that holds only one."""
     if key is not None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable
+from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable, refuse_scaled
 from densecal.io.readers.zarr_chunks import Chain
 from densecal.io.readers.zarr_metadata import EXPECTED, Layout, array_names, is_group, layout, parts, read_metadata
 from densecal.io.regular import kind_of
@@ -105,9 +105,10 @@ def open_zarr(path: Path, key: str | None, max_values: int) -> Iterator[_ZarrArr
                 folder = _inside(path, str(image["path"]))
             else:
                 folder = _inside(path, choose_array(array_names(path), name, key, "a group"))
-            about, _ = read_metadata(folder)
+            about, attributes = read_metadata(folder)
         stored = layout(folder, about)
         check_numbers(stored.chain.dtype, name)
+        refuse_scaled(attributes.get("scale_factor", 1), attributes.get("add_offset", 0), name)
         check_size(stored.shape, name, max_values)
         check_size(stored.chain.shape, name, max(max_values, 1 << 22))
         if stored.index is not None:
