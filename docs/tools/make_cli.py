@@ -13,9 +13,9 @@ from densecal.cli import app
 
 HEAD = """# Command line
 
-**Which commands and options are there?** This page is made from `densecal --help`.
-`densecal --install-completion` teaches your shell to complete commands and options.
-Every command has `--help` and `--quiet`. [Exit codes](exit-codes.md) says how commands end.
+**Which commands and options are there?** This page is generated from `densecal --help`.
+`densecal --install-completion` sets up your shell to complete commands and options.
+Every command has `--help` and `--quiet`. All commands have the same [exit codes](exit-codes.md).
 """
 
 
