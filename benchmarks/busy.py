@@ -21,9 +21,9 @@ from densecal.runtime.cores import cores
 
 ROUNDS = 5
 SECONDS = 2.0
-"""Length of a measurement, at least."""
+"""Least length of a measurement."""
 SETTLE = 8.0
-"""How long training goes on before it, so that the number of threads fits what others do."""
+"""How long training runs before a measurement, so that the number of threads can follow the load."""
 IMAGES = 24
 BUSY_GOAL = 0.55
 QUIET_GOAL = 0.97
@@ -65,7 +65,7 @@ def train(threads: str) -> None:
 
 
 class Trainer:
-    """A process that trains when told to."""
+    """A process that trains on request."""
 
     def __init__(self, threads: str) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
@@ -134,7 +134,7 @@ def main() -> None:
             shown.append(f"{speeds[name, state]:.1f} ({threads})")
         table.add_row(name, *shown, f"{100 * speeds[name, 'busy'] / speeds[name, 'quiet']:.0f} %")
     Console(width=100).print(table)
-    # neighbours in time, so that what else the machine does cancels out
+    # rounds are compared with each other, so that other load on the machine cancels out
     pairs = zip(measured["auto", "quiet"], measured[str(cores()), "quiet"], strict=True)
     quiet = statistics.median(own[0] / other[0] for own, other in pairs)
     taken = speeds["auto", "busy"] / speeds["auto", "quiet"]

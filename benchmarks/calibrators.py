@@ -45,7 +45,7 @@ THEIRS = {
     "argmax-preserving": ("ArgmaxPreservingMatrixScaling", {}),
     "order-preserving": ("OrderPreservingMatrixScaling", {}),
 }
-"""What fiducio calls those that both have, with the settings that make them the same."""
+"""Names in fiducio of the calibrators that both have, with the settings that make them the same."""
 THEIRS_BINARY = ("temperature", "ensemble-temperature")
 NLL_TOLERANCE = 1e-3
 SHARES = (8, 4, 2, 1)
@@ -152,7 +152,7 @@ def call(args, *more):
 
 
 def growth(args, folder):
-    """Return the lines of the table of memory over the number of images, and which of ours needs more and more."""
+    """Return the lines of the table of memory over the number of images, and which of ours keep growing."""
     theirs = [] if importlib.util.find_spec("fiducio") is None else THEIRS if args.classes > 1 else THEIRS_BINARY
     images = [len(half(argparse.Namespace(**{**vars(args), "every": args.every * n}), 0).pairs) for n in SHARES]
     heads = " | ".join(f"MB, {n} images" for n in images)
@@ -188,7 +188,7 @@ def row(name, whose, figures):
 
 
 def table(args, folder):
-    """Return the lines of the table, and what misses its goal."""
+    """Return the lines of the table, and the calibrators that miss their goal."""
     theirs = [] if importlib.util.find_spec("fiducio") is None else THEIRS if args.classes > 1 else THEIRS_BINARY
     costs = {}
     for name in applicable(args.classes):

@@ -1,13 +1,13 @@
-"""How often the intervals hold the truth: simulated images, a known population, 2,000 data sets per line.
+"""How often the intervals contain the truth: simulated images, a known population, 2,000 data sets per line.
 
 `python benchmarks/coverage.py` prints the coverage of every interval and the false positives of paired comparisons, by
 the method of densecal and by the percentile bootstrap it replaced (in brackets). It exits with 1 where coverage plus
 two standard errors is below 92 %, or a rate of false positives minus two standard errors is above 8 %.
 
 An image has a difficulty, a calibration of its own and a size, all random. Difficulty moves pixels to bins of low
-confidence and makes them more often wrong; the pixels of a bin share the image's calibration and a noise of the bin.
-The gaps of the population are chosen, so its figures are known: by quadrature, and for the mean of the images' ECEs
-from 200,000 images.
+confidence and makes errors more frequent; the pixels of a bin share the image's calibration and a noise of the bin. The
+gaps of the population are chosen, so its figures are known: by quadrature, and for the mean of the images' ECEs from
+200,000 images.
 
 `--poisson` and `--folds` do the same for intervals of Poisson tables, and for those of smECE, TACE and the
 decomposition, which come from folds; there the population's figures are those of its probabilities by quadrature.
@@ -67,7 +67,7 @@ class World:
 
     @cached_property
     def population(self) -> tuple[Floats, Floats]:
-        """Mass and accuracy of every bin."""
+        """Return mass and accuracy of every bin."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(60)
         weights = weights / weights.sum()
         mass = self.mass(nodes)
@@ -121,13 +121,13 @@ class World:
         return np.concatenate([scalars, count * c - correct], axis=-1)
 
 
-def alternating(bins: int, ece: float, sign: int = 1) -> tuple[float, ...]:
+def alternate_gaps(bins: int, ece: float, sign: int = 1) -> tuple[float, ...]:
     """Return gaps of alternating sign with the given ECE."""
-    return scaled(sign * np.where(np.arange(bins) % 2, 1.2, -1.0), ece)
+    return scale_gaps(sign * np.where(np.arange(bins) % 2, 1.2, -1.0), ece)
 
 
-def scaled(gaps: Floats, ece: float, **spreads: float) -> tuple[float, ...]:
-    """Return gaps that are multiplied until they have the given ECE."""
+def scale_gaps(gaps: Floats, ece: float, **spreads: float) -> tuple[float, ...]:
+    """Multiply gaps until they have the given ECE."""
     mass = World(tuple(gaps), **spreads).population[0]
     return tuple(gaps * ece / float(mass @ np.abs(gaps)))
 
@@ -135,17 +135,17 @@ def scaled(gaps: Floats, ece: float, **spreads: float) -> tuple[float, ...]:
 MODELS = {
     "over-confident": World((0.06, 0.06, 0.06, 0.06, 0.02)),
     "mild": World((0.02, 0.02, -0.01, 0.02, 0.02)),
-    "near calibration": World(alternating(5, 0.0056)),
-    "near, 10 bins": World(alternating(10, 0.0056)),
+    "near calibration": World(alternate_gaps(5, 0.0056)),
+    "near, 10 bins": World(alternate_gaps(10, 0.0056)),
 }
 _QUIET = {"image": 0.1, "bin": 0.1, "difficulty": 0.05}
 PAIRS = {
-    "near: varied, steady": (World(alternating(5, 0.005)), World(alternating(5, 0.005, -1), **_QUIET)),
-    "near: signs mixed, equal": (World(alternating(5, 0.005)), World(scaled(np.ones(5), 0.005))),
-    "over- and under-confident": (World(scaled(np.ones(5), 0.02)), World(scaled(np.linspace(-4, -1, 5), 0.02))),
+    "near: varied, steady": (World(alternate_gaps(5, 0.005)), World(alternate_gaps(5, 0.005, -1), **_QUIET)),
+    "near: signs mixed, equal": (World(alternate_gaps(5, 0.005)), World(scale_gaps(np.ones(5), 0.005))),
+    "over- and under-confident": (World(scale_gaps(np.ones(5), 0.02)), World(scale_gaps(np.linspace(-4, -1, 5), 0.02))),
     "both over-confident": (
-        World(scaled(np.array([1.0, 1, 1, 1, 0.3]), 0.03)),
-        World(scaled(np.array([1.0, 2, 3, 2, 0.2]), 0.03), bin=0.5),
+        World(scale_gaps(np.array([1.0, 1, 1, 1, 0.3]), 0.03)),
+        World(scale_gaps(np.array([1.0, 2, 3, 2, 0.2]), 0.03), bin=0.5),
     ),
 }
 """Two models with the same ECE on the same images."""
@@ -237,11 +237,11 @@ def fold_coverage(world: MapWorld, images: int, draws: int) -> dict[str, tuple[f
         count, hits = world.draw(rng, images)
         figures_ = world.figures(count.sum(axis=0), hits.sum(axis=0))
         found.append(fold_intervals(world.fold_counts(count, hits, rng.integers(0, FOLDS, images)), figures_, 10))
-    return {name: _held(np.array([ends[name] for ends in found]), truth) for name, truth in world.truth.items()}
+    return {name: _covers(np.array([ends[name] for ends in found]), truth) for name, truth in world.truth.items()}
 
 
 def print_folds(draws: int) -> list[str]:
-    """Print the table of intervals from folds, and return what is too low."""
+    """Print the table of intervals from folds, and return the coverages that are too low."""
     names, failures = list(MAP_MODELS["mild"].truth), []
     print(f"Coverage in per cent of intervals from folds (mean width in per cent), {draws:,} data sets")
     print("| model | images |" + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
@@ -282,12 +282,15 @@ def coverage(world: World, size: int, draws: int) -> dict[str, tuple[float, floa
         new.append(intervals(rows))
         old.append(percentiles(figures(weights @ with_image_ece(rows))))
     return {
-        name: (*_held(np.array([i[name] for i in new]), truth), *_held(np.array([i[name] for i in old]), truth))
+        name: (
+            *_covers(np.array([i[name] for i in new]), truth),
+            *_covers(np.array([i[name] for i in old]), truth),
+        )
         for name, truth in world.truth.items()
     }
 
 
-def _held(ends: Floats, truth: float) -> tuple[float, float]:
+def _covers(ends: Floats, truth: float) -> tuple[float, float]:
     low, high = np.maximum(ends[:, 0], 0.0), ends[:, 1]
     # a truth of 0 is known only to the precision of a sum
     return float(np.mean((low <= truth + 1e-12) & (truth <= high + 1e-12))), float(np.mean(high - low))
@@ -317,14 +320,14 @@ def poisson_coverage(world: World, size: int, draws: int) -> dict[str, tuple[flo
         rows_of.append(intervals(rows))
     held = {}
     for name, truth in world.truth.items():
-        share, width = _held(np.array([i[name] for i in tables]), truth)
-        usual = _held(np.array([i[name] for i in rows_of]), truth)[1]
+        share, width = _covers(np.array([i[name] for i in tables]), truth)
+        usual = _covers(np.array([i[name] for i in rows_of]), truth)[1]
         held[name] = share, width / usual if usual > 1e-9 else 1.0
     return held
 
 
 def print_poisson(draws: int) -> list[str]:
-    """Print the table of Poisson tables, and return what is too low."""
+    """Print the table of Poisson tables, and return the coverages that are too low."""
     names, failures = list(MODELS["mild"].truth), []
     print(f"Coverage in per cent of intervals of Poisson tables (width over that of all rows), {draws:,} data sets")
     print("| model | images |" + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))

@@ -40,7 +40,7 @@ def train_one_step(out: str, settings: list[str]) -> None:
 
     # the first two run at the same time
     watch(assembly, "open_data", "data")
-    watch(assembly, "_build_and_rehearse", "network and kernels")
+    watch(assembly, "_rehearse", "kernels")
     watch(loop, "open_run", "data and network")
 
     def report(title: str, done: int, _total: int, /, **_figures: float) -> None:

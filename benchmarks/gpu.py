@@ -62,7 +62,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def rate(self, images: int, work) -> float:
-        """Images per second of some work, with nothing left to do before and after."""
+        """Return the images per second of some work, on a device that is idle before and after."""
         self.wait()
         start = time.perf_counter()
         work()
@@ -85,7 +85,7 @@ class Bench:
     def train(self, arch: str, encoder: str, size: int, steps: int) -> dict:
         size, steps = (64, 3) if self.tiny else (size, steps)
         data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
-        run, first = self.started_run(arch, encoder, size, data)
+        run, first = self.start_run(arch, encoder, size, data)
         epoch = 1 + int(getattr(run.method, "warmup", 0))  # past the warm-up of a method's rule
         rates = {
             "first_epoch_seconds": first,
@@ -93,11 +93,11 @@ class Bench:
             "validate_images_per_second": self.rate(len(data.validation), lambda: validate(run)),
         }
         run.data = Data(samples(self.batch * PROFILED_STEPS, size), data.validation, [])
-        run.data.train.resident(self.device)
+        run.data.train.keep_on_device(self.device)
         self.show(lambda: train_epoch(run, epoch + 1))
         return rates
 
-    def started_run(self, arch: str, encoder: str, size: int, data: Data, *, compiled: bool = False):
+    def start_run(self, arch: str, encoder: str, size: int, data: Data, *, compiled: bool = False):
         """Return a run after its first epoch, and the seconds that it took."""
         plain = ["engine.kernels=false", "engine.graphs=false"] if compiled else []
         config = load_config(
@@ -119,11 +119,11 @@ class Bench:
         return run, first
 
     def against_compile(self, arch: str, encoder: str, size: int, steps: int) -> dict:
-        """Images per second of training with our kernels and with `torch.compile`, the best of three epochs each."""
+        """Return images per second of training by our kernels and by `torch.compile`, the best of three epochs."""
         size, steps = (64, 3) if self.tiny else (size, steps)
         data = Data(samples(self.batch * steps, size), samples(4 * self.batch, size), [])
         kinds = {"ours": False, "compile": True}
-        runs = {name: self.started_run(arch, encoder, size, data, compiled=kind) for name, kind in kinds.items()}
+        runs = {name: self.start_run(arch, encoder, size, data, compiled=kind) for name, kind in kinds.items()}
         rates = dict.fromkeys(kinds, 0.0)
         for epoch in range(1, 4):
             for name, (run, _) in runs.items():
@@ -171,7 +171,7 @@ class Bench:
 
 
 def busy(profiler: profile) -> str:
-    """Say for how much of the time the device was busy, and with how many kernels."""
+    """Return for what share of the time the device was busy, and with how many kernels, in words."""
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in profiler.events()

@@ -46,8 +46,8 @@ def count(arch, encoder, size, batch):
         with FlopCounterMode(display=False) as flops:
             logits = network(images)
         logits.float().square().mean().backward()
-    # In the backward pass the counter takes depth-wise convolutions for full ones. The forward pass costs half as much,
-    # so it is counted three times.
+    # In the backward pass the counter mistakes depth-wise convolutions for full ones. The forward pass costs half as
+    # much, so it is counted three times.
     return 3 * flops.get_total_flops() / batch, traffic.bytes / batch, traffic.kernels
 
 

@@ -34,7 +34,7 @@ def write_maps(folder: Path, images: int = 10, shape: tuple[int, int] = (300, 40
 
 
 def fastest(command: list[str], folder: Path) -> tuple[float, float]:
-    """Return the least seconds on the clock, and the least of the processor."""
+    """Return the shortest wall time and the shortest CPU time, in seconds."""
     walls, processors = [], []
     for _ in range(RUNS):
         start, before = time.perf_counter(), os.times()

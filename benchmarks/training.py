@@ -55,14 +55,14 @@ SETTINGS = {
     "cuda": Setting("the U-Net of `sod`", 256, 64, LITE2, 640, 640, 7),
 }
 LIMIT = 1.10
-# Work that is part of the method and that a small network cannot hide.
+# Work of the method itself, which a small network cannot hide.
 UNLIMITED = {
     "mmce": "draws a random key for every pixel and takes the largest, to sample correct and wrong pixels",
     "mixup": "blends the images and masks of the batch before the network sees them",
 }
 
 
-def assembled(data, fabric, name, *further):
+def assemble_run(data, fabric, name, *further):
     """Return a run of a method, past its warm-up, with further settings."""
     setting = SETTINGS[fabric.device.type]
     past_warmup = ["method.warmup=0"] if "warmup" in options(name) else []
@@ -82,7 +82,7 @@ def seconds(device, work, *given):
     return time.perf_counter() - start
 
 
-def interleaved(first, second, rounds=ROUNDS):
+def interleaved_ratio(first, second, rounds=ROUNDS):
     """Return the median of time(second) / time(first) over alternating epochs, in an order swapped every round."""
     for run in (first, second):
         train_epoch(run, 0)
@@ -95,7 +95,7 @@ def interleaved(first, second, rounds=ROUNDS):
 
 
 @torch.inference_mode()
-def prepared_gain(device, batch):
+def preparation_gain(device, batch):
     """Return the speed of prediction with a prepared network over that with an unprepared one."""
     plain = build("unet", "tf_efficientnet_lite2").to(device).to(memory_format=torch.channels_last).eval()
     networks = plain, prepare_model(copy.deepcopy(plain), device, graphs=True)
@@ -110,11 +110,11 @@ def prepared_gain(device, batch):
 
 def step_table(data, fabric, rounds):
     """Return a table of the time of every method's step over that of bce, and the methods above the limit."""
-    bce = assembled(data, fabric, "bce")
+    bce = assemble_run(data, fabric, "bce")
     measured = {}
     for name in names():
         if name != "bce":
-            measured[name] = interleaved(bce, assembled(data, fabric, name), rounds)
+            measured[name] = interleaved_ratio(bce, assemble_run(data, fabric, name), rounds)
             gc.collect()  # a GPU holds the activations of every network that is alive
     slow = [name for name, value in measured.items() if value > LIMIT and name not in UNLIMITED]
     table = Table(title="Time of a step over a bce step")
@@ -139,12 +139,12 @@ def main():
         return ArraySamples(files[:count], scenes.images[:count], scenes.masks[:count])
 
     data = Data(samples(setting.images), samples(setting.batch), [])
-    bce = assembled(data, fabric, "bce")
-    sod = interleaved(
-        bce, assembled(data, fabric, "bce", "data.informationless=0.1", "optim.ema=0.998", "optim.ema_start=0.05")
+    bce = assemble_run(data, fabric, "bce")
+    sod = interleaved_ratio(
+        bce, assemble_run(data, fabric, "bce", "data.informationless=0.1", "optim.ema=0.998", "optim.ema_start=0.05")
     )
     print(f"a step of `sod` over one of bce: {sod:.3f}", flush=True)
-    step = interleaved(bce, assembled(data, fabric, "aslp-mc"))
+    step = interleaved_ratio(bce, assemble_run(data, fabric, "aslp-mc"))
     print(f"a step of aslp-mc over one of bce: {step:.3f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write(scenes, Path(folder) / "scenes")
@@ -152,8 +152,8 @@ def main():
         packed = pack(source, source.names, size, Path(folder) / "cache")
         assert np.array_equal(packed.masks, scenes.masks)
         from_cache = replace(bce, data=Data(packed, data.validation, []))
-        speed = 1 / interleaved(bce, from_cache)
-    gain = prepared_gain(fabric.device, setting.batch)
+        speed = 1 / interleaved_ratio(bce, from_cache)
+    gain = preparation_gain(fabric.device, setting.batch)
     rows = [
         ("time of an aslp-mc step over a bce step", step, 1.02, step <= 1.02, step > 1.024),
         (

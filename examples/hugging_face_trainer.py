@@ -37,7 +37,7 @@ def main(folder: str) -> None:
     data, meter = scenes(64, seed=0), CalibrationMeter(boundary=False)
     small = {"depths": [1] * 4, "hidden_sizes": [16, 16, 32, 32], "decoder_hidden_size": 32}
     model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=1, initializer_range=0.1, **small))
-    # as a part of the model, the method moves to its device and is saved in its checkpoints
+    # as part of the model, the method moves to its device and is saved in its checkpoints
     model.method = create("aslp-mc", num_samples=len(data), preset="stable", warmup=2)
 
     def measure(batch: Any, compute_result: bool) -> dict[str, float]:

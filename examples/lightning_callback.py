@@ -1,4 +1,4 @@
-"""densecal in a LightningModule: five lines marked `# densecal`, and steps that return what the callback learns from.
+"""densecal in a LightningModule: five lines marked `# densecal`, and steps that return what the callback needs.
 
 The method takes the place of `nn.BCEWithLogitsLoss()`. Every training image has its own perturbation probability, so
 the loader returns the index of each image beside it.

@@ -1,4 +1,4 @@
-"""Evaluate maps with Spark: the files are read by Spark, scored where they lie, and their sums merged in a tree.
+"""Evaluate maps with Spark: the files are read by Spark, scored where they are, and their sums merged in a tree.
 
     pip install pyspark pandas pyarrow
     python examples/spark_evaluate.py MAPS MASKS scores.json
@@ -60,10 +60,10 @@ def write_pair(folder: Path, row: Any) -> Pair:
 
 def merge(a: bytes, b: bytes) -> bytes:
     """Return the sums of two parts."""
-    return pack_partial(merged([a, b]))
+    return pack_partial(merge_all([a, b]))
 
 
-def merged(parts: list[bytes]) -> Partial:
+def merge_all(parts: list[bytes]) -> Partial:
     """Return the sums of parts, as an object."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{number}.sketch" for number in range(len(parts))]
@@ -77,7 +77,7 @@ def main(maps: str, masks: str, out: str) -> None:
     spark = SparkSession.builder.appName("densecal").getOrCreate()
     pairs = files(spark, maps, "map").join(files(spark, masks, "mask"), "stem")
     parts = pairs.mapInPandas(score, "part binary").rdd.map(lambda row: bytes(row.part))
-    whole = merged([parts.treeReduce(merge)])
+    whole = merge_all([parts.treeReduce(merge)])
     named = Partial(PurePosixPath(maps).name, dataset_name(Path(masks)), whole.total, whole.skipped)
     write_json(Path(out), {"densecal": "evaluate"} | to_file([compute(named, maps, masks).record]))
     spark.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutants import __main__ as tool
 from tests.mutants.changes import Mutant, mutants
-from tests.mutants.checkout import Done
+from tests.mutants.checkout import Outcome
 from tests.mutants.covering import FOR_A_MODULE, Covering
 from tests.mutants.selection import CORE, modules, quotas, sample, unmatched
 
@@ -102,7 +102,7 @@ def test_every_operator_makes_its_mutants_and_texts_are_left_alone():
 
 def test_a_mutant_parses_and_differs_in_one_place():
     for mutant in mutants("m.py", SOURCE):
-        changed = mutant.applied(SOURCE)
+        changed = mutant.apply_to(SOURCE)
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE)), mutant
         assert SOURCE[mutant.start : mutant.end] == mutant.old
         assert changed == SOURCE[: mutant.start] + mutant.new + SOURCE[mutant.end :]
@@ -193,34 +193,34 @@ def test_equivalents_are_known_by_their_text(tmp_path):
     path.write_text('[[mutant]]\nmodule = "a/m.py"\nline = "x = 1"\nbecomes = "x = 0"\nwhy = "x is unused."\n')
     known = tool.equivalents(path)
     assert known == {("a/m.py", "x = 1", "x = 0"): "x is unused."}
-    assert tool.outdated(known, {"a/m.py": "if y:\n    x = 1\n", "b.py": ""}) == []
-    assert tool.outdated(known, {"a/m.py": "x = 2\n"}) == ["a/m.py: x = 1"]
+    assert tool.stale(known, {"a/m.py": "if y:\n    x = 1\n", "b.py": ""}) == []
+    assert tool.stale(known, {"a/m.py": "x = 2\n"}) == ["a/m.py: x = 1"]
 
 
 def test_the_list_of_equivalents_is_complete_and_says_why():
     known = tool.equivalents(tool.EQUIVALENT)
     sources = modules(tool.ROOT / "src" / "densecal")
-    assert tool.outdated(known, sources) == []
+    assert tool.stale(known, sources) == []
     assert all(why.endswith(".") and module in sources for (module, _, _), why in known.items())
 
 
 class Answers:
     """A checkout whose tests end as told."""
 
-    def __init__(self, *answers: Done) -> None:
+    def __init__(self, *answers: Outcome) -> None:
         self.answers = list(answers)
         self.asked: list[list[str]] = []
 
-    def changed(self, mutant: Mutant):
+    def apply(self, mutant: Mutant):
         return contextlib.nullcontext()
 
-    def run(self, tests: list[str], timeout: float) -> Done:
+    def run(self, tests: list[str], timeout: float) -> Outcome:
         self.asked.append(tests)
         return self.answers.pop(0)
 
 
-PASSED, STOPPED = Done(0, "1 passed"), Done(None, "")
-FAILED = Done(1, "= short test summary info =\nFAILED t::test[1] - assert 1 == 2\n1 failed")
+PASSED, STOPPED = Outcome(0, "1 passed"), Outcome(None, "")
+FAILED = Outcome(1, "= short test summary info =\nFAILED t::test[1] - assert 1 == 2\n1 failed")
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ FAILED = Done(1, "= short test summary info =\nFAILED t::test[1] - assert 1 == 2
         ([FAILED], "killed", "t::test[1]"),
         ([PASSED, FAILED], "killed", "t::test[1]"),
         ([STOPPED], "timeout", "more than 360 s"),
-        ([Done(-11, "Fatal Python error")], "killed", "pytest ended with code -11"),
-        ([Done(4, "ERROR: not found: t::test[0]"), PASSED, PASSED], "survived", ""),
+        ([Outcome(-11, "Fatal Python error")], "killed", "pytest ended with code -11"),
+        ([Outcome(4, "ERROR: not found: t::test[0]"), PASSED, PASSED], "survived", ""),
     ],
 )
 def test_what_becomes_of_a_mutant(answers, status, by):

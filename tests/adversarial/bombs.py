@@ -20,7 +20,7 @@ from PIL import Image
 
 GIGABYTE = 1 << 30
 LIMIT_BYTES = 150 << 20
-"""What reading a bomb may add to the peak memory of a process; whole files of this size take a third of it."""
+"""What reading a bomb may add to the peak memory of a process; the largest whole files take a third of it."""
 
 
 # ------------------------------------------------------------------ measuring
@@ -52,7 +52,7 @@ def read_in_child(reader: str, paths: list[Path]) -> dict[str, tuple[str, int]]:
         By name of file: the error, or "read", and how far memory rose above its peak so far, in bytes.
     """
 
-    def limit() -> None:  # a blow-up must not take the machine down
+    def limit() -> None:  # memory that explodes must not take the machine down
         resource.setrlimit(resource.RLIMIT_AS, (12 * GIGABYTE, 12 * GIGABYTE))
 
     done = subprocess.run(
@@ -117,7 +117,7 @@ def reader(name: str) -> Callable[[Path], object]:
 
 @cache
 def zeros(method: int, size: int = GIGABYTE) -> bytes:
-    """About so many zeros, with LZMA 256 MB, compressed as a zip member is."""
+    """Return about this many zeros (256 MB with LZMA), compressed like a zip member."""
     piece = bytes(1 << 24)
     if method == zipfile.ZIP_DEFLATED:
         deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -132,7 +132,7 @@ def zeros(method: int, size: int = GIGABYTE) -> bytes:
 
 
 def _bzip2_blocks(size: int) -> bytes:
-    """A bzip2 stream that repeats its first block of 46 MB; its last checksum is wrong, and too late."""
+    """Return a bzip2 stream that repeats its first block of 46 MB; the wrong checksum comes only at its end."""
     magic, block_bytes = f"{0x314159265359:048b}", 46_620_000
     data = bz2.compress(bytes(2 * block_bytes))
     bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
@@ -144,7 +144,7 @@ def _bzip2_blocks(size: int) -> bytes:
 
 
 def zip_of(members: dict[str, tuple[bytes, int, int, int]]) -> bytes:
-    """Return a zip file that says what it likes: by name (raw bytes, method, declared size, CRC-32)."""
+    """Return a zip file with any declared values: by name (raw bytes, method, declared size, CRC-32)."""
     body, directory = b"", b""
     for name, (raw, method, declared, crc) in members.items():
         fields = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, crc, len(raw), declared, len(name), 0)
@@ -155,17 +155,17 @@ def zip_of(members: dict[str, tuple[bytes, int, int, int]]) -> bytes:
 
 
 def stored(content: bytes) -> tuple[bytes, int, int, int]:
-    """An honest member."""
+    """Return a member whose declared values are true."""
     return content, zipfile.ZIP_STORED, len(content), zlib.crc32(content)
 
 
 def nested(content: bytes) -> bytes:
-    """A zip in a zip."""
+    """Return a zip in a zip."""
     return zip_of({"inner.zip": stored(content)})
 
 
 def many_members(count: int) -> bytes:
-    """A zip file with nothing but names: a directory of 50 bytes per member."""
+    """Return a zip file of nothing but names: a directory with 50 bytes per member."""
     entry = b"PK\x01\x02\x14\x00" + struct.pack("<HHHHHIIIHHHHHII", 20, 0, 0, 0, 33, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0)
     directory = b"".join(entry + b"%04x" % (i % 65536) for i in range(count))
     end = struct.pack("<HHHHIIH", 0, 0, count % 65535, count % 65535, len(directory), 0, 0)
@@ -176,31 +176,31 @@ def many_members(count: int) -> bytes:
 
 
 def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
-    """A .npy file of float32, with whatever data."""
+    """Return a .npy file of float32 with any data."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return stream.getvalue() + data
 
 
 def png(side: int = 8, chunks: bytes = b"", pixels: bytes | None = None) -> bytes:
-    """A grey PNG with more chunks than it needs."""
+    """Return a grey PNG with more chunks than it needs."""
     raw = zlib.compress(bytes((side + 1) * side)) if pixels is None else pixels
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunks + chunk(b"IDAT", raw) + chunk(b"IEND", b"")
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
-    """A chunk of a PNG."""
+    """Return a chunk of a PNG."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def inflating() -> bytes:
-    """A gigabyte of zeros as PNG and TIFF have them, without the checksum at the end."""
+    """Return a gigabyte of zeros, compressed as in PNG and TIFF, without the checksum at the end."""
     return b"\x78\xda" + zeros(zipfile.ZIP_DEFLATED)
 
 
 def tiled_tiff(tile: int, data: bytes, side: int = 10) -> bytes:
-    """A small TIFF in one large tile, compressed with deflate."""
+    """Return a small TIFF in one large tile, compressed with deflate."""
     entries = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (284, 1), (322, tile), (323, tile),
                (324, 8 + 2 + 12 * 10 + 12 + 4), (325, len(data))]  # fmt: skip
     directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", tag, 4, 1, x) for tag, x in entries)
@@ -208,7 +208,7 @@ def tiled_tiff(tile: int, data: bytes, side: int = 10) -> bytes:
 
 
 def animated(kind: str, side: int, frames: int = 10) -> bytes:
-    """An animation."""
+    """Return an animation."""
     stream = io.BytesIO()
     pictures = [Image.new("L", (side, side), i) for i in range(frames)]
     pictures[0].save(stream, kind, save_all=True, append_images=pictures[1:])
@@ -227,12 +227,12 @@ class _Call:
 
 
 def calling(function: object, *arguments: object) -> bytes:
-    """A zip file of torch.save whose content is the result of a call."""
+    """Return a zip file of torch.save whose content is the result of a call."""
     return torch_zip(pickle.dumps({"w": _Call(function, *arguments)}, protocol=2))
 
 
 def torch_zip(description: bytes, **members: tuple[bytes, int, int, int]) -> bytes:
-    """A zip file of torch.save with a pickle and further members."""
+    """Return a zip file of torch.save with a pickle and further members."""
     return zip_of(
         {"a/data.pkl": stored(description), "a/version": stored(b"3\n"), "a/byteorder": stored(b"little"), **members}
     )

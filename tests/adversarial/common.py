@@ -16,7 +16,7 @@ SECONDS = 60
 
 @contextlib.contextmanager
 def time_limit() -> Iterator[None]:
-    """Fail a test that waits for ever."""
+    """Fail a test that waits forever."""
 
     def stop(*_: object) -> None:
         raise AssertionError(f"not finished after {SECONDS} s")
@@ -37,7 +37,7 @@ def densecal(folder: Path, *arguments: str | Path) -> tuple[int, str, str]:
 
 
 def assert_one_line(result: tuple[int, str, str], *words: str) -> None:
-    """The command refused its input: exit code 2, and one line that says what and where."""
+    """Check that the command refused its input: exit code 2, and one line that says what and where."""
     code, _, errors = result
     assert code == 2, errors
     lines = [line for line in errors.splitlines() if line]

@@ -20,11 +20,11 @@ from densecal.io.map_files import read_map
 from tests.adversarial import bombs
 
 SIDE = 512
-"""A chunk has a megabyte, so that 8-fold compressed gigabytes are not refused for their own length."""
+"""A chunk is a megabyte, so that gigabytes that are compressed eight times are not refused for their own length."""
 
 
 def deflated(kind: int, start: bytes = b"") -> bytes:
-    """A gigabyte of zeros after a start; the compressed zeros are the same block again and again."""
+    """Return some bytes followed by a gigabyte of zeros; the compressed zeros are one block, repeated."""
     stream = zlib.compressobj(9, zlib.DEFLATED, kind)
     head = stream.compress(start) + stream.flush(zlib.Z_FULL_FLUSH)
     return head + (stream.compress(bytes(1 << 20)) + stream.flush(zlib.Z_FULL_FLUSH)) * 1000
@@ -88,7 +88,7 @@ def test_bombs(tmp_path):
         assert peak < bombs.LIMIT_BYTES, f"{name}: {peak >> 20} MB, {outcome}"
 
 
-def test_a_map_in_the_format_of_a_volume_takes_over_no_extension_of_its_header(tmp_path):
+def test_a_map_in_the_format_of_a_volume_copies_no_extension_of_its_header(tmp_path):
     write_nifti(tmp_path / "a.nii.gz", 1 << 20)
     outcome, peak = bombs.read_in_child("volume to copy", [tmp_path / "a.nii.gz"])["a.nii.gz"]
     assert outcome == "read"
@@ -96,7 +96,7 @@ def test_a_map_in_the_format_of_a_volume_takes_over_no_extension_of_its_header(t
     assert nibabel.load(tmp_path / "copy.nii.gz").shape == (8, 8, 1)
 
 
-def test_what_scores_mean_is_found_without_reading_a_file_with_holes_into_memory(tmp_path):
+def test_the_meaning_of_scores_is_inferred_without_reading_a_sparse_file_into_memory(tmp_path):
     path, size = tmp_path / "a.safetensors", 3 * 5000 * 5000 * 4
     entry = {"dtype": "F32", "shape": [3, 5000, 5000], "data_offsets": [0, size]}
     header = json.dumps({"logits": entry}).encode()
@@ -127,7 +127,7 @@ def test_special_files_inside_a_zarr_folder_are_named(tmp_path, target):
         read_map(tmp_path / "a.zarr")
 
 
-def test_metadata_without_end_are_not_read(tmp_path):
+def test_endless_metadata_is_not_read(tmp_path):
     write_zarr(tmp_path / "a.zarr", None)
     os.truncate(tmp_path / "a.zarr" / "zarr.json", 2 * bombs.GIGABYTE)
     with pytest.raises(InputError, match=r"zarr.json: more than 4,194,304 bytes"):

@@ -25,7 +25,7 @@ DEFLATED, BZIP2, LZMA = zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZM
 
 
 def assert_bounded(reader: str, folder: Path, files: dict[str, tuple[bytes, str]]) -> None:
-    """Every file takes little memory and gives the error, or "read"."""
+    """Check that reading every file takes little memory and gives the error, or "read"."""
     for name, (content, _) in files.items():
         (folder / name).write_bytes(content)
     results = bombs.read_in_child(reader, [folder / name for name in files])
@@ -95,7 +95,7 @@ def test_images(tmp_path):
     )  # fmt: skip
 
 
-def test_a_file_with_holes_is_not_read_into_memory(tmp_path):
+def test_a_sparse_file_is_not_read_into_memory(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.webp", lossless=True)
     with (tmp_path / "a.webp").open("r+b") as stream:
         stream.seek(4)

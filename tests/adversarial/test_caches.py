@@ -1,4 +1,4 @@
-"""Damaged caches: a packed cache is checked at every start, wholly when asked, and rebuilt with a line."""
+"""Damaged caches: a packed cache is checked at every start, completely on request, and rebuilt with one line."""
 
 import json
 import logging
@@ -69,7 +69,7 @@ def test_damage_is_noticed_at_the_start_and_rebuilt_with_a_line(tmp_path, source
     assert packed(source, tmp_path).rebuilt == "", "and it is used from then on"
 
 
-def test_the_command_prints_the_line_and_verifies_all_of_it_when_asked(tmp_path, source, monkeypatch, caplog):
+def test_the_command_prints_the_line_and_verifies_everything_on_request(tmp_path, source, monkeypatch, caplog):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(blocks, "CHECKED_BLOCKS", 2)  # the first and the last
     command = ["data", "pack", "photos", "masks", "--size", "64", "--out", "cache", "--workers", "1"]

@@ -38,7 +38,7 @@ def stopped(request, tmp_path_factory):
 
 
 def content(opened) -> list[bytes]:
-    """All that a checkpoint may change."""
+    """Return everything that a checkpoint may change."""
     modules = (opened.network, opened.average.network, opened.method)
     states = [state for optimizer in opened.optimizers.values() for state in optimizer.state.values()]
     tensors = [*(module.state_dict() for module in modules), *states, {"random": torch.get_rng_state()}]
@@ -46,7 +46,7 @@ def content(opened) -> list[bytes]:
 
 
 def entry(saved) -> dict:
-    """The state of the first parameter in `optimizer.pt`."""
+    """Return the state of the first parameter in `optimizer.pt`."""
     return saved.optimizer["main"]["state"][0]
 
 
@@ -143,7 +143,7 @@ ADAM_ONLY = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_what_does_not_fit_the_run_is_refused_before_anything_is_loaded(stopped, name):
+def test_a_checkpoint_that_does_not_fit_the_run_is_refused_before_anything_is_loaded(stopped, name):
     check_refused(*stopped, *CRAFTED[name])
 
 

@@ -18,7 +18,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def folder(finished, tmp_path):
-    """A run of two epochs, the second of which is still to come."""
+    """Return a run of two epochs that has finished one."""
     shutil.copytree(finished / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("epochs: 1\n", "epochs: 2\n", 1))
@@ -45,7 +45,7 @@ def test_a_damaged_log_is_one_line(folder, command, content):
 
 @pytest.mark.parametrize("name", ["last", "best", "previous"])
 @pytest.mark.parametrize("kind", ["a loop", "a file"])
-def test_what_is_no_folder_is_no_checkpoint(folder, name, kind):
+def test_only_a_folder_is_a_checkpoint(folder, name, kind):
     path = folder / "run" / "checkpoints" / name
     shutil.rmtree(path, ignore_errors=True)
     path.symlink_to(path.name) if kind == "a loop" else path.write_text("")

@@ -1,4 +1,4 @@
-"""Wrong variables of torchrun and SLURM are one line, and a process whose partners never come says so and ends."""
+"""Wrong variables of torchrun and SLURM give one line, and a process whose peers never arrive says so and ends."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ def test_a_wrong_variable_of_slurm_is_named(tmp_path, monkeypatch, name):
     assert_one_line(densecal(tmp_path, "train", "demo", "--out", "run"), f"densecal: {name}: 'abc'")
 
 
-def test_other_devices_than_were_started_are_one_line(tmp_path, monkeypatch):
+def test_a_world_size_that_does_not_match_the_devices_is_one_line(tmp_path, monkeypatch):
     for variable, value in {**SOUND, "WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(variable, value)
     result = densecal(tmp_path, "train", "demo", "engine.devices=2", "engine.accelerator=cpu", "--out", "run")
@@ -56,7 +56,7 @@ import sys
 from datetime import timedelta
 from densecal import cli
 from densecal.runtime import sharding
-sharding.MEETING = timedelta(seconds=3)
+sharding.JOIN_TIMEOUT = timedelta(seconds=3)
 sharding.NOTICE_SECONDS = 0.5
 sys.argv = ["densecal", *sys.argv[1:]]
 cli.main()

@@ -12,7 +12,7 @@ import torch
 
 from densecal.training import checkpoint
 from densecal.training.loop import train
-from tests.soak.moments import Killed, Operations, killed_at
+from tests.soak.moments import Killed, Operations, kill_at
 from tests.training.common import end_state, small_config
 
 FILES = (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.META)
@@ -20,7 +20,7 @@ FILES = (checkpoint.MODEL, checkpoint.METHOD, checkpoint.OPTIMIZER, checkpoint.M
 
 @pytest.fixture(params=["exchange", "two renames"])
 def system(request, monkeypatch):
-    """Systems that can exchange two names, and the others."""
+    """Run on systems that can exchange two names, and on others."""
     if request.param == "two renames":
         monkeypatch.setattr(checkpoint, "exchange", lambda *_: False)
     return request.param
@@ -39,7 +39,7 @@ def content(folder: Path) -> tuple[bytes, ...]:
 
 @pytest.fixture(scope="module")
 def epochs(tmp_path_factory) -> dict[tuple[bytes, ...], int]:
-    """The epoch of every checkpoint by its bytes."""
+    """Return the epoch of every checkpoint by its bytes."""
     run = tmp_path_factory.mktemp("epochs")
     known = {}
     for epoch in range(1, 7):
@@ -49,7 +49,7 @@ def epochs(tmp_path_factory) -> dict[tuple[bytes, ...], int]:
 
 
 def seen(run: Path, epochs: dict[tuple[bytes, ...], int]) -> tuple[int, int]:
-    """The epochs of the newest and of the best checkpoint, which every reader sees alike."""
+    """Return the epochs of the newest and of the best checkpoint, which all readers see alike."""
     newest = epochs[content(checkpoint.find(run))]
     loaded, problems = checkpoint.load_newest(run / "checkpoints")
     assert problems == []
@@ -62,7 +62,7 @@ def seen(run: Path, epochs: dict[tuple[bytes, ...], int]) -> tuple[int, int]:
 
 
 def state(run: Path, epochs: dict[tuple[bytes, ...], int]) -> str:
-    """What a kill left: the names, and the epoch of each complete checkpoint."""
+    """Return what a kill left: the names, and the epoch of each complete checkpoint."""
     folders = sorted((run / "checkpoints").iterdir())
     complete = {path.name: all((path / name).exists() for name in FILES) for path in folders}
     return str([(path.name, epochs.get(content(path)) if complete[path.name] else None) for path in folders])
@@ -74,7 +74,7 @@ def killed_runs(before: Path, epochs: dict[tuple[bytes, ...], int], action: Call
     for moment in itertools.count():
         run = shutil.copytree(before, before.with_name(f"{before.name}-{moment}"), copy_function=os.link)
         killed = True
-        with contextlib.suppress(Killed), killed_at(moment):
+        with contextlib.suppress(Killed), kill_at(moment):
             action(run)
             killed = False
         if (left := state(run, epochs)) not in known:
@@ -90,7 +90,7 @@ def recover(run: Path) -> None:
 
 
 def check_two_kills(folder: Path, epochs: dict[tuple[bytes, ...], int], system: str, second_save: bool) -> int:
-    """Kill the save of epoch 4, and then the next start at every moment, in each state that the first kill left."""
+    """Kill the save of epoch 4, then the next start at every operation, in each state the first kill left."""
     whole, states = folder / "run", 0
     for epoch in (1, 2, 3):
         save(whole, epoch)
@@ -123,7 +123,7 @@ def test_kills_in_two_saves_lose_nothing(tmp_path, epochs, system):
 
 
 def left_by_version_0_1(run: Path, stage: str) -> None:
-    """What a kill in a save of version 0.1 left: `last.new` is newer than `last`."""
+    """Write what a kill in a save of version 0.1 left: `last.new` is newer than `last`."""
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "last", checkpoints / "last.new")
     for name in ("last", "best"):
@@ -135,7 +135,7 @@ def left_by_version_0_1(run: Path, stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["before the renames", "last moved away"])
-def test_what_version_0_1_left_is_read_and_completed(tmp_path, epochs, system, stage):
+def test_leftovers_of_version_0_1_are_read_and_completed(tmp_path, epochs, system, stage):
     for epoch in (1, 2):
         save(tmp_path / "run", epoch)
     left_by_version_0_1(tmp_path / "run", stage)

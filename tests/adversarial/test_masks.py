@@ -1,4 +1,4 @@
-"""Masks that say nothing: a mask in the alpha channel, labels that lose their meaning, sets that are all one class."""
+"""Masks without information: a mask in the alpha channel, labels that lose their meaning, sets of a single class."""
 
 import io
 import json
@@ -21,7 +21,7 @@ OBJECT[2:4, 3:6] = 255
 
 
 def png(levels: np.ndarray, bits: int, palette: bytes = b"") -> io.BytesIO:
-    """A grey or palette PNG of 1, 2, 4 or 8 bits, with the levels as they are stored."""
+    """Write a grey or palette PNG of 1, 2, 4 or 8 bits, with the levels as they are stored."""
     rows = b"".join(
         b"\0" + np.packbits(np.unpackbits(row[:, None], axis=1)[:, 8 - bits :].ravel()).tobytes() for row in levels
     )
@@ -41,7 +41,7 @@ def encoded(image: Image.Image, **options: object) -> io.BytesIO:
 
 
 def with_alpha(mode: str, grey: np.ndarray, alpha: np.ndarray) -> io.BytesIO:
-    """The same mask in the modes that have transparency."""
+    """Return the same mask in a mode that has transparency."""
     if mode == "P":  # both entries of the palette have a colour of their own, and one may be transparent
         indices = Image.fromarray(grey // 255, "P")
         indices.putpalette([0, 0, 0, 255, 255, 255])
@@ -71,7 +71,7 @@ def test_a_mask_in_the_alpha_channel_is_refused(read, mode, level):
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_a_palette_whose_colours_are_the_same_and_whose_transparency_is_not_is_refused(read):
+def test_a_palette_of_equal_colours_with_different_transparency_is_refused(read):
     indices = Image.fromarray(OBJECT // 255 + 2, "P")
     indices.putpalette([0, 0, 0] * 4)
     with pytest.raises(InputError, match="an alpha channel"):
@@ -80,7 +80,7 @@ def test_a_palette_whose_colours_are_the_same_and_whose_transparency_is_not_is_r
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
-def test_transparency_that_says_the_same_or_nothing_is_accepted(read, mode):
+def test_redundant_or_uniform_transparency_is_accepted(read, mode):
     for alpha in (OBJECT, np.full_like(OBJECT, 255), np.full_like(OBJECT, 200)):
         assert np.array_equal(read(with_alpha(mode, OBJECT, alpha)), OBJECT > 0)
 
@@ -102,7 +102,7 @@ def test_no_label_is_lost_in_masks_of_few_bits(bits, palette):
     assert np.array_equal(read_labels(stream, "a.png", 16), labels)
 
 
-def test_a_label_of_two_bits_is_not_taken_for_void():
+def test_a_label_of_two_bits_is_not_mistaken_for_void():
     with pytest.raises(InputError, match="label 3; expected labels 0 to 2"):
         read_labels(png(np.array([[0, 3]], np.uint8), 2), "a.png", 3)
 

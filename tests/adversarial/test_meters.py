@@ -29,7 +29,7 @@ def class_maps(seed=0, classes=4, images=2):
 
 
 def text(meter):
-    """Every figure of a meter, NaN equal to NaN."""
+    """Return every figure of a meter as text, so that NaN equals NaN."""
     return str(meter.compute().as_dict())
 
 
@@ -169,7 +169,7 @@ THREADS, ROUNDS = 6, 12
 
 
 def meters():
-    """One meter of every kind, with a call that counts a batch."""
+    """Return one meter of every kind, with a call that counts a batch."""
     z, y = class_maps()
     p = z[:, 0].sigmoid()
     levels, mask = (p[0] * 255).byte().numpy(), y[0].numpy() > 1
@@ -297,7 +297,7 @@ print(-resident(40) + resident(800))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_number_of_float_maps():
-    """Version 0.1 took 370 KB more per map, because the heap was cut up by a small tensor per map.
+    """Version 0.1 took 370 KB more per map, because a small tensor per map fragmented the heap.
 
     The allocator takes and returns some 10 MB now and then, so enough maps are counted for a leak to stand out.
     """

@@ -39,7 +39,7 @@ HOSTILE = {
     "markup": ("[red]a[bold]", "[red]a[bold]"),
     "page": ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
 }
-"""Names, and how they are shown."""
+"""Names and their escapes."""
 text = st.text(st.characters(codec=None, exclude_categories=[]))
 
 
@@ -55,7 +55,7 @@ def hostile_set(folder: Path, name: str) -> Path:
 
 @pytest.fixture(params=["not UTF-8", "terminal sequence", "line break", "markup"])
 def hostile(request, tmp_path):
-    """A folder with a hostile set, and how its name is shown."""
+    """Return a folder with a hostile set, and the escape of its name."""
     name, shown = HOSTILE[request.param]
     return hostile_set(tmp_path, name), shown
 
@@ -71,7 +71,7 @@ def test_a_name_is_shown_by_an_escape(kind):
 
 
 @given(text)
-def test_what_is_shown_can_be_encoded_and_moves_no_cursor(name):
+def test_an_escape_can_be_encoded_and_moves_no_cursor(name):
     shown = printable(name)
     shown.encode("utf-8")
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", shown)
@@ -215,7 +215,7 @@ def test_a_terminal_gets_no_sequence_of_a_name(tmp_path):
 
 @pytest.fixture
 def strange_images(tmp_path):
-    """Images and masks with strange names, as a folder of a data set."""
+    """Write images and masks with strange names, as a folder of a data set."""
     write_set(tmp_path, 12)
     os.rename(tmp_path / "photos", tmp_path / "images")
     names = [LATIN, "=1+1", "-7", "a\x1b[31m"]

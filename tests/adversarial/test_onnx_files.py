@@ -1,4 +1,4 @@
-"""ONNX files from strangers: their weights lie in the file or in its folder, and nothing else is read."""
+"""ONNX files from strangers: weights are read from the file or its folder, and nothing else is read."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nothing is lost by accident: no command writes over a file it reads, nor one of something else without --force."""
+"""Nothing is lost by accident: no command overwrites a file it reads, or a foreign file without --force."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """One of everything that a command reads."""
+    """Write one of everything that a command reads."""
     folder = write_set(tmp_path_factory.mktemp("material"))
     train(small_config("optim.epochs=1", "method.name=bce", "engine.loggers=[]"), folder / "run")
     shutil.copytree(folder / "maps", folder / "others")
@@ -96,7 +96,7 @@ def material(tmp_path_factory):
 
 @pytest.fixture
 def workplace(material, tmp_path):
-    """A copy to change."""
+    """Return a copy of the material that may be changed."""
     return Path(shutil.copytree(material, tmp_path / "workplace"))
 
 
@@ -171,7 +171,7 @@ def test_no_command_writes_over_a_file_that_it_reads(material, name):
 @pytest.mark.parametrize(
     "name", ["evaluate --csv", "evaluate --groups", "evaluate --latex", "raters", "report", "report with pictures"]
 )
-def test_the_name_of_an_input_is_no_name_for_an_output(material, name):
+def test_an_output_cannot_have_the_name_of_an_input(material, name):
     arguments, _, read = FILES[name]
     for path in (read, f"maps/../{read}", str(material / read)):
         command = [path if argument == OUT else argument for argument in arguments]
@@ -268,7 +268,7 @@ def test_slow_commands_replace_their_own_output_too(workplace, name):
         ),
     ],
 )
-def test_a_folder_of_outputs_is_replaced_but_not_a_file_of_something_else(workplace, name):
+def test_a_folder_of_outputs_is_replaced_but_not_a_foreign_file(workplace, name):
     arguments, file, _ = FOLDERS[name]
     command = ["out" if argument == OUT else argument for argument in arguments]
     assert densecal(workplace, *command)[0] == 0
@@ -413,7 +413,7 @@ def test_weights_of_a_calibrator_are_checked_too(workplace):
     run_refused(workplace, command, "c.safetensors: a file that densecal calibrate fit did not write")
 
 
-def test_a_url_is_known_by_its_file(workplace):
+def test_a_url_and_its_file_are_the_same_output(workplace):
     url = (workplace / "maps" / "0.png").as_uri()
     command = ["evaluate", "maps", "masks", "--csv", url, "--force"]
     run_refused(workplace, command, "a file that this command reads")
@@ -430,7 +430,7 @@ def test_training_starts_only_in_a_folder_without_such_files(workplace):
     (workplace / "new").mkdir()
     (workplace / "new" / "log.jsonl").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(InputError, match=r"log\.jsonl: a file of something else"):
+        with pytest.raises(InputError, match=r"log\.jsonl: exists without a config\.yaml"):
             train(config, workplace / "new", resume)
     assert (workplace / "new" / "log.jsonl").read_text() == "mine"
 
@@ -467,7 +467,7 @@ def test_another_matrix_in_the_folder_of_a_benchmark_is_not_replaced(workplace):
     run_refused(workplace, command, "bench/matrix.yaml: a file that densecal benchmark did not write")
 
 
-def test_a_cache_replaces_no_manifest_of_something_else(workplace):
+def test_a_cache_does_not_replace_a_foreign_manifest(workplace):
     source = open_source(workplace / "photos", workplace / "masks")
     (workplace / "site").mkdir()
     (workplace / "site" / "manifest.json").write_text('{"name": "a web page"}')

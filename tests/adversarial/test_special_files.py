@@ -1,4 +1,4 @@
-"""Pipes, devices and loops of links where a file should be: named in one line, never waited for or written over."""
+"""Pipes, devices and loops of links in place of files: named in one line, never waited for or overwritten."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_no_command_waits_for_a_special_file(tmp_path, name, kind):
     assert_one_line(densecal(tmp_path, *command), path)
 
 
-def test_a_special_file_is_skipped_and_named_when_asked_to_skip(tmp_path):
+def test_a_special_file_is_skipped_and_named_on_request(tmp_path):
     write_set(tmp_path)
     make_special(tmp_path / "maps" / "2.png", "a named pipe")
     code, _, errors = densecal(tmp_path, "evaluate", "maps", "masks", "--skip-bad", "--json", "out.json")

@@ -81,7 +81,7 @@ def test_batches_are_gathered_channels_first(tmp_path: Path, source: Source) -> 
 def test_batches_from_a_device_are_the_same(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack(source, NAMES, 16, tmp_path / "cache")
     expected = packed.batch([4, 1])
-    assert not packed.resident("cpu")
+    assert not packed.keep_on_device("cpu")
     copies = [packed_module._copy_to(data, torch.device("cpu")) for data in (packed.images, packed.masks)]
     monkeypatch.setattr(packed, "_on_device", tuple(copies))
     for got, wanted in zip(packed.batch([4, 1]), expected, strict=True):
@@ -94,7 +94,7 @@ def test_a_cache_that_does_not_fit_stays_where_it_is(
 ) -> None:
     packed = pack(source, NAMES, 16, tmp_path / "cache")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 5 * 16 * 16 * 4 - 1, 1 << 40))
-    assert not packed.resident("cuda")
+    assert not packed.keep_on_device("cuda")
     packed.batch([0])
 
 
@@ -108,7 +108,7 @@ def test_a_cache_of_half_of_the_free_memory_is_moved_to_the_device_piece_by_piec
     monkeypatch.setattr(packed_module, "_copy_to", lambda data, device: copy(data, torch.device("cpu")))
     for piece in (1, 2 * 16 * 16 * 3, 1 << 26):  # of one sample, of two, of all
         monkeypatch.setattr(packed_module, "_PIECE_BYTES", piece)
-        assert packed.resident("cuda")
+        assert packed.keep_on_device("cuda")
         for got, wanted in zip(packed.batch([4, 1]), expected, strict=True):
             assert torch.equal(got, wanted)
 

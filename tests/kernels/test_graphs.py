@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from densecal import kernels
 from densecal.kernels import accelerate, graphs, rehearse
-from densecal.kernels.graphs import EAGER_BATCHES, MAX_RECORDINGS, _Replayed, replay
+from densecal.kernels.graphs import EAGER_BATCHES, MAX_RECORDINGS, _ReplayedForward, replay
 from densecal.prediction import predictor as prediction
 from densecal.prediction.ensembles import mc_dropout
 from densecal.training.loop import train
@@ -329,7 +329,7 @@ def test_a_network_trained_on_cuda_uses_the_kernels_that_save_time(monkeypatch, 
     assert accelerate(network, training=True, kernels=kernels, graphs=graphs) is network
     assert network.replaced() == replaced
     assert normalised == [network] * (kernels and graphs)
-    assert isinstance(network.forward, _Replayed) == graphs
+    assert isinstance(network.forward, _ReplayedForward) == graphs
 
 
 def test_a_network_trained_on_a_cpu_is_left_alone():
@@ -404,7 +404,7 @@ def test_training_steps_are_recorded_once_per_shape_and_apart_from_predictions(t
         images = torch.rand(batch, 3, 8, 8)
         torch.testing.assert_close(network(images), plain(network, images))
     assert [shape[0] for shape in recorded] == [2, 1]
-    assert isinstance(network.forward, _Replayed)
+    assert isinstance(network.forward, _ReplayedForward)
     with torch.no_grad():
         use(network.eval(), torch.rand(2, 3, 8, 8))
     assert len(recorded) == 2
@@ -424,4 +424,4 @@ def test_a_rehearsal_records_nothing_and_leaves_no_trace(trained):
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     assert all(weight.grad is None for weight in network.parameters())
     assert recorded == []
-    assert isinstance(network.forward, _Replayed)
+    assert isinstance(network.forward, _ReplayedForward)

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: change the source in one place after the other; a test has to fail each time.
+"""`python -m tests.mutants`: change the source in one place at a time; a test must fail each time.
 
 A mutant is killed when a test that runs its line fails, or runs into the time limit. The score is the share of killed
 mutants among those that are not known to be equivalent (`tests/equivalent_mutants.toml`).
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.mutants.changes import Mutant, mutants
 from tests.mutants.checkout import Checkout
-from tests.mutants.covering import Covering, recorded
+from tests.mutants.covering import Covering, load_record
 from tests.mutants.selection import CORE, modules, sample, unmatched
 
 ROOT = Path(__file__).parents[2]
@@ -31,16 +31,16 @@ EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
 CACHE = ROOT / ".mutants"
 LOWEST_SCORE = 0.92
 FIRST = 60
-"""The fastest tests of a mutant are run before the others: most mutants do not survive them."""
+"""How many of a mutant's tests, the fastest ones, run before the others: most mutants do not survive them."""
 SHORTEST_LIMIT, SLACK = 60.0, 6.0
-"""A mutant is given up after so many seconds, or so many times what its tests take otherwise."""
+"""Time limit of a mutant, in seconds and as a multiple of the usual time of its tests."""
 
 KILLED, TIMEOUT, SURVIVED, IS_EQUIVALENT = "killed", "timeout", "survived", "equivalent"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant: `by` names the test that killed it, or says why nothing did."""
+    """The outcome of a mutant: `by` names the test that killed it, or says why none did."""
 
     mutant: Mutant
     status: str
@@ -64,7 +64,7 @@ class Runner:
 
     @contextmanager
     def copy(self) -> Iterator[Checkout]:
-        """A copy that no other mutant is in."""
+        """Lend a copy that holds no other mutant."""
         copy = self.free.get()
         try:
             yield copy
@@ -76,10 +76,10 @@ class Runner:
         with ThreadPoolExecutor(self.size) as pool:
             list(pool.map(Checkout.compile, list(self.free.queue)))
 
-    def run_all(self, chosen: list[Mutant], unsteady: frozenset[str] = frozenset()) -> Iterator[Result]:
-        """The results of mutants, as they come."""
+    def run_all(self, chosen: list[Mutant], flaky: frozenset[str] = frozenset()) -> Iterator[Result]:
+        """Yield the results of mutants as they are found."""
         with ThreadPoolExecutor(self.size) as pool:
-            jobs = [pool.submit(self.run, mutant, unsteady) for mutant in chosen]
+            jobs = [pool.submit(self.run, mutant, flaky) for mutant in chosen]
             try:
                 for job in as_completed(jobs):
                     yield job.result()
@@ -87,12 +87,12 @@ class Runner:
                 for job in jobs:
                     job.cancel()
 
-    def run(self, mutant: Mutant, unsteady: frozenset[str] = frozenset()) -> Result:
+    def run(self, mutant: Mutant, flaky: frozenset[str] = frozenset()) -> Result:
         """Run the tests of a mutant, the fastest first, until one fails."""
-        tests = [test for test in self.covering.tests_for(mutant) if test not in unsteady]
+        tests = [test for test in self.covering.tests_for(mutant) if test not in flaky]
         start = time.monotonic()
         status, by = SURVIVED, "" if tests else "no test has to do with it"
-        with self.copy() as copy, copy.changed(mutant):
+        with self.copy() as copy, copy.apply(mutant):
             for part in (tests[:FIRST], tests[FIRST:]):
                 if part and status == SURVIVED:
                     status, by = self._run_tests(copy, part)
@@ -101,7 +101,7 @@ class Runner:
     def _run_tests(self, copy: Checkout, tests: list[str]) -> tuple[str, str]:
         limit = max(SHORTEST_LIMIT, SLACK * self.covering.duration(tests))
         done = copy.run(tests, limit)
-        if done.code == 4:  # a test is not found: its parameters come from the source, and go by other names now
+        if done.code == 4:  # a test is missing: its parameters come from the source and are named differently now
             done = copy.run(sorted({test.split("[")[0] for test in tests}), limit)
         if done.code in (0, 5):  # passed, or nothing is left to run
             return SURVIVED, ""
@@ -109,8 +109,8 @@ class Runner:
             return TIMEOUT, f"more than {limit:.0f} s"
         return KILLED, _failed(done.output)[0] if _failed(done.output) else f"pytest ended with code {done.code}"
 
-    def unsteady(self, results: Iterable[Result]) -> frozenset[str]:
-        """Tests that killed a mutant and fail without one too."""
+    def flaky(self, results: Iterable[Result]) -> frozenset[str]:
+        """Return the tests that killed a mutant and also fail without one."""
         killers = sorted({result.by for result in results if result.by in self.covering.seconds})
         if not killers:
             return frozenset()
@@ -120,31 +120,31 @@ class Runner:
 
 
 def _failed(output: str) -> list[str]:
-    """The tests, or the files, that the summary of pytest says have failed."""
+    """Return the tests or files that have failed, from the summary of pytest."""
     return [re.split(r" - ", line, maxsplit=1)[0] for line in re.findall(r"^(?:FAILED|ERROR) (.+)$", output, re.M)]
 
 
 def equivalents(path: Path) -> dict[tuple[str, str, str], str]:
-    """Why a mutant cannot be noticed, by module, the line's text, and what it becomes."""
+    """Return why mutants cannot be noticed, by module, text of the line, and changed text."""
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
     return {(entry["module"], entry["line"], entry["becomes"]): entry["why"] for entry in entries}
 
 
-def outdated(known: Iterable[tuple[str, str, str]], sources: dict[str, str]) -> list[str]:
-    """Known equivalents of modules at hand whose line is no longer there."""
+def stale(known: Iterable[tuple[str, str, str]], sources: dict[str, str]) -> list[str]:
+    """Return known equivalents in these modules whose line no longer exists."""
     lines = {name: {line.strip() for line in source.splitlines()} for name, source in sources.items()}
     return [f"{module}: {line}" for module, line, _ in known if module in lines and line not in lines[module]]
 
 
 def score(results: Iterable[Result]) -> float:
-    """Killed mutants among those that are not equivalent."""
+    """Return the share of killed mutants among those that are not equivalent."""
     counts = Counter(result.status for result in results)
     killed = counts[KILLED] + counts[TIMEOUT]
     return killed / max(killed + counts[SURVIVED], 1)
 
 
 def summary(results: list[Result]) -> str:
-    """Counts by module, the survivors, and the score."""
+    """Return counts by module, the survivors, and the score."""
     statuses = (KILLED, TIMEOUT, SURVIVED, IS_EQUIVALENT)
     rows = [f"{'module':32}" + "".join(f"{status:>12}" for status in statuses)]
     for module in sorted({result.mutant.module for result in results}):
@@ -158,7 +158,7 @@ def summary(results: list[Result]) -> str:
 
 
 def choose(options: argparse.Namespace, package: Path) -> list[Mutant]:
-    """The mutants that the options ask for."""
+    """Return the mutants that the options select."""
     if not options.only:
         return sample(modules(package, tuple(options.modules)), options.count, options.seed)
     places = [place.rsplit(":", 1) for place in options.only]
@@ -193,8 +193,8 @@ def main(arguments: list[str]) -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         first = Checkout(options.tree, Path(folder) / "0")
-        covering = recorded(first, CACHE)
-        copies = [first, *(first.again(Path(folder) / str(number)) for number in range(1, options.jobs))]
+        covering = load_record(first, CACHE)
+        copies = [first, *(first.copy(Path(folder) / str(number)) for number in range(1, options.jobs))]
         results = _run(options, first, Runner(copies, covering))
         name = "only" if options.only else f"{first.digest}-count{options.count}-seed{options.seed}"
         path = CACHE / f"result-{name}.json"
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace, checkout: Checkout, runner: Runner) -> list[Result]:
     known = equivalents(EQUIVALENT)
     chosen = choose(options, checkout.package)
-    for line in outdated(known, modules(checkout.package)):
+    for line in stale(known, modules(checkout.package)):
         print(f"note: in {EQUIVALENT.name}, but no longer in the source: {line}")
     if runner.covering.failed:
         print(f"note: {len(runner.covering.failed)} tests fail without a mutant and are not used:", flush=True)
@@ -220,11 +220,11 @@ def _run(options: argparse.Namespace, checkout: Checkout, runner: Runner) -> lis
     for result in runner.run_all([mutant for mutant in chosen if mutant not in results]):
         results[result.mutant] = result
         print(f"{len(results):4}/{len(chosen)} {result}", flush=True)
-    unsteady = runner.unsteady(results.values())
-    if unsteady:
+    flaky = runner.flaky(results.values())
+    if flaky:
         print("note: these tests fail without a mutant too; what they killed runs again without them:", flush=True)
-        print(*sorted(unsteady), sep="\n", flush=True)
-        for result in runner.run_all([mutant for mutant in chosen if results[mutant].by in unsteady], unsteady):
+        print(*sorted(flaky), sep="\n", flush=True)
+        for result in runner.run_all([mutant for mutant in chosen if results[mutant].by in flaky], flaky):
             results[result.mutant] = result
             print(result, flush=True)
     return [results[mutant] for mutant in chosen]

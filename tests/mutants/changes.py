@@ -1,6 +1,6 @@
 """The changes that are made to a module: one operator, constant or statement each, replaced in the text of the file.
 
-What nobody calculates with is left alone: strings, annotations, type aliases, messages, logging, `__all__` and what
+What does not calculate is left alone: strings, annotations, type aliases, messages, logging, `__all__` and what
 runs only for a type checker or as a script. So are `zip(..., strict=True)` and the options of a dataclass, which
 guard against mistakes in the code itself.
 """
@@ -23,7 +23,7 @@ OPPOSITES = {"any": "all", "min": "max", "amin": "amax", "minimum": "maximum"}
 OPPOSITES |= {other: name for name, other in OPPOSITES.items()}
 
 MESSAGES = {"InputError", "warn"}
-"""Calls whose arguments are a text for people."""
+"""Calls whose arguments are text for people."""
 LOGGING = {"logging", "logger", "LOGGER"}
 CACHES = {"cache", "lru_cache", "cached_property"}
 
@@ -61,8 +61,8 @@ class Mutant:
     last: int
     once: bool
 
-    def applied(self, source: str) -> str:
-        """The module with the change."""
+    def apply_to(self, source: str) -> str:
+        """Return the text of the module with the change."""
         return source[: self.start] + self.new + source[self.end :]
 
     def __str__(self) -> str:
@@ -70,10 +70,10 @@ class Mutant:
 
 
 def mutants(module: str, source: str) -> list[Mutant]:
-    """All mutants of a module, in the order of its text."""
+    """Return all mutants of a module, in the order of its text."""
     finder = _Finder(module, source)
     finder.visit(finder.tree)
-    return sorted(finder.found, key=lambda mutant: (mutant.start, mutant.end, mutant.operator))
+    return sorted(finder.mutants, key=lambda mutant: (mutant.start, mutant.end, mutant.operator))
 
 
 class _Finder(ast.NodeVisitor):
@@ -94,7 +94,7 @@ class _Finder(ast.NodeVisitor):
             for begins in [self.starts[token.start[0] - 1] + token.start[1]]
         ]
         self.begins = [begins for _, begins, _ in self.tokens]
-        self.found: list[Mutant] = []
+        self.mutants: list[Mutant] = []
         self.whole = (1, len(self.lines), True)
         self.reach = self.whole  # the lines a test must run, and whether they run once
         self.cached = False
@@ -103,7 +103,7 @@ class _Finder(ast.NodeVisitor):
     # positions
 
     def _offset(self, line: int, column: int) -> int:
-        """Offset in characters; the columns of `ast` are bytes."""
+        """Return an offset in characters; the columns of `ast` are bytes."""
         return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
 
     def _start(self, node: ast.AST) -> int:
@@ -113,7 +113,7 @@ class _Finder(ast.NodeVisitor):
         return self._offset(node.end_lineno, node.end_col_offset)
 
     def _tokens(self, start: int, end: int) -> list[tuple[str, int, int]]:
-        """Names and operators between two offsets, each with its own; without parentheses, which `ast` leaves out."""
+        """Yield names and operators between two offsets, with offsets; no parentheses, which `ast` omits."""
         return self.tokens[bisect_left(self.begins, start) : bisect_left(self.begins, end)]
 
     # collecting
@@ -123,7 +123,7 @@ class _Finder(ast.NodeVisitor):
         begins = self.source.rfind("\n", 0, start) + 1
         line = self.source.count("\n", 0, start) + 1
         first, last, once = self.reach
-        self.found.append(
+        self.mutants.append(
             Mutant(
                 module=self.module, line=line, operator="default argument" if self.default else operator,
                 start=start, end=end, old=self.source[start:end], new=new,
@@ -301,14 +301,14 @@ class _Finder(ast.NodeVisitor):
 
 
 def _other_number(value: float) -> float:
-    """1 for 0, 0 for 1, the next integer; 0.1 more for a float of a usual size, else twice as much."""
+    """Return 1 for 0, 0 for 1, the next integer; 0.1 more for a float of a usual size, else twice as much."""
     if isinstance(value, int):
         return 0 if value == 1 else value + 1
     return round(value + 0.1, 10) if value == 0 or 0.05 <= abs(value) <= 10 else value * 2
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of `name`, `a.name`, `name(...)` or `name[...]`."""
+    """Return the last name of `name`, `a.name`, `name(...)` or `name[...]`."""
     if isinstance(node, ast.Call):
         return _name(node.func)
     if isinstance(node, ast.Subscript):

@@ -16,11 +16,11 @@ from pathlib import Path
 from tests.mutants.changes import Mutant
 
 NOT_HASHED = ("tests/mutants/", "tests/equivalent_mutants.toml")
-"""This tool: what tests run does not depend on it."""
+"""Files of this tool, on which the record of tests does not depend."""
 
 
 @dataclass(frozen=True)
-class Done:
+class Outcome:
     """How pytest ended; no code where it took too long."""
 
     code: int | None
@@ -28,7 +28,7 @@ class Done:
 
 
 class Checkout:
-    """A copy of what git knows, or would add, of a work tree; without what it ignores."""
+    """A copy of the files of a work tree that git tracks or would add, without those it ignores."""
 
     def __init__(self, tree: Path, folder: Path, files: list[str] | None = None) -> None:
         self.root = folder / "tree"
@@ -41,13 +41,13 @@ class Checkout:
             shutil.copy2(tree / name, target)
         self._check_imported()
 
-    def again(self, folder: Path) -> Checkout:
-        """Another copy of the same files."""
+    def copy(self, folder: Path) -> Checkout:
+        """Make another copy of the same files."""
         return Checkout(self.root, folder, self.files)
 
     @property
     def digest(self) -> str:
-        """Of source and tests."""
+        """Return the hash of source and tests."""
         digest = hashlib.sha256()
         for name in self.files:
             if name.startswith(("src/", "tests/", "pyproject.toml")) and not name.startswith(NOT_HASHED):
@@ -55,7 +55,7 @@ class Checkout:
         return digest.hexdigest()[:16]
 
     def environment(self, path: list[str], **settings: str) -> dict[str, str]:
-        """Of a process whose `densecal` is the copy."""
+        """Return the environment of a process whose `densecal` is the copy."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         return {
             **inherited,
@@ -69,7 +69,7 @@ class Checkout:
 
     def pytest(
         self, arguments: list[str], timeout: float | None = None, path: list[str] | None = None, **settings: str
-    ) -> Done:
+    ) -> Outcome:
         """Run tests of the copy; what they leave behind is removed before the next ones run."""
         shutil.rmtree(self.temporary, ignore_errors=True)
         self.temporary.mkdir(parents=True)
@@ -88,26 +88,26 @@ class Checkout:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        return Done(code, written.read_text(errors="replace"))
+        return Outcome(code, written.read_text(errors="replace"))
 
     def compile(self) -> None:
         """Compile source and tests once; `run` compiles the changed module alone."""
         self.pytest(["--collect-only"])
 
-    def run(self, tests: list[str], timeout: float, stop: bool = True) -> Done:
-        """Run some tests, until one fails if so asked."""
+    def run(self, tests: list[str], timeout: float, stop: bool = True) -> Outcome:
+        """Run some tests; with `stop`, only until one fails."""
         listed = self.root.parent / "tests.txt"
         listed.write_text("\n".join(tests))
         arguments = ["--tb=no", *(["-x"] if stop else []), f"@{listed}"]
         return self.pytest(arguments, timeout, PYTHONDONTWRITEBYTECODE="1")
 
     @contextmanager
-    def changed(self, mutant: Mutant) -> Iterator[None]:
-        """The copy with a mutant. Its time stamp differs, so that Python does not take what was compiled before."""
+    def apply(self, mutant: Mutant) -> Iterator[None]:
+        """Put a mutant into the copy. Its time stamp differs, so that Python does not use the old bytecode."""
         path = self.package / mutant.module
         source, before = path.read_text(encoding="utf-8"), path.stat()
         try:
-            path.write_text(mutant.applied(source), encoding="utf-8")
+            path.write_text(mutant.apply_to(source), encoding="utf-8")
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 2_000_000_000))
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Which tests run which lines, recorded once for a version of source and tests, and which of them a mutant needs."""
+"""Which tests run which lines, recorded once per version of source and tests, and which of them a mutant needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.mutants.changes import Mutant
 from tests.mutants.checkout import Checkout
 
 FOR_A_MODULE = 150
-"""Tests that are run for a line that runs once, when a module is imported."""
+"""How many tests are run for a line that runs once, when a module is imported."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Covering:
     """What the tests run.
 
     Attributes:
-        seconds: How long the tests take that passed, without the fixtures they share with others.
+        seconds: How long each passed test takes, without the fixtures it shares with others.
         uses: The shared fixtures of a test.
         fixtures: How long those take.
         lines: The tests that run a line, by module and line.
@@ -39,25 +39,25 @@ class Covering:
     failed: list[str]
 
     def duration(self, tests: Iterable[str]) -> float:
-        """Seconds that tests take together."""
+        """Return the seconds that tests take together."""
         tests = list(tests)
         shared = {fixture for test in tests for fixture in self.uses[test]}
         return sum(self.seconds[test] for test in tests) + sum(self.fixtures.get(name, 0.0) for name in shared)
 
-    def running(self, module: str, first: int, last: int) -> set[str]:
-        """The tests that run one of some lines."""
+    def tests_of_lines(self, module: str, first: int, last: int) -> set[str]:
+        """Return the tests that run any of these lines."""
         lines = self.lines.get(module, {})
         return {test for line, tests in lines.items() if first <= line <= last for test in tests}
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that may notice a mutant, fastest first."""
-        tests = self.running(mutant.module, mutant.first, mutant.last)
+        """Return the tests that may notice a mutant, fastest first."""
+        tests = self.tests_of_lines(mutant.module, mutant.first, mutant.last)
         if mutant.once or not tests:  # what runs once, or in processes that tests start, is not in the record
             tests = set(self._of_module(mutant.module)[:FOR_A_MODULE])
         return sorted(tests, key=lambda test: (self.duration([test]), test))
 
     def _of_module(self, module: str) -> list[str]:
-        """Tests that have to do with a module: first those in its own test file, then those that run most of it."""
+        """Return the tests related to a module: first those in its own test file, then those that run most of it."""
         named = _test_file(module)
         own = {test for test in self.seconds if test.startswith(named + "::")}
         counts: dict[str, int] = defaultdict(int)
@@ -72,14 +72,14 @@ def _test_file(module: str) -> str:
     return path.with_name(f"test_{path.name}").as_posix()
 
 
-def recorded(checkout: Checkout, cache: Path) -> Covering:
-    """What the tests of a checkout run: from the cache, or recorded now."""
+def load_record(checkout: Checkout, cache: Path) -> Covering:
+    """Return what the tests of a checkout run: from the cache, or recorded now."""
     path = cache / f"covering-{checkout.digest}.json.gz"
     if not path.exists():
         print("Recording which tests run which lines: all fast tests, once for this version", flush=True)
         covering = _record(checkout, cache / "recording.log")
         partial = path.with_suffix(".partial")
-        partial.write_bytes(gzip.compress(json.dumps(_numbered(covering)).encode(), compresslevel=4))
+        partial.write_bytes(gzip.compress(json.dumps(_with_numbers(covering)).encode(), compresslevel=4))
         partial.replace(path)
     saved = json.loads(gzip.decompress(path.read_bytes()))
     names = list(saved["seconds"])
@@ -90,8 +90,8 @@ def recorded(checkout: Checkout, cache: Path) -> Covering:
     return Covering(**saved, lines=lines)
 
 
-def _numbered(covering: Covering) -> dict:
-    """As JSON, with numbers in place of the tests of a line, which would take a gigabyte."""
+def _with_numbers(covering: Covering) -> dict:
+    """Return the record as JSON, with numbers in place of the names of tests, which would take a gigabyte."""
     numbers = {test: number for number, test in enumerate(covering.seconds)}
     lines = {
         module: {line: [numbers[test] for test in tests] for line, tests in by_line.items()}

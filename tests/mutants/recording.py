@@ -1,8 +1,8 @@
 """A pytest plugin that records which test runs which lines of the source: `pytest -p recording`.
 
 It imports nothing of this package, because the tests of another checkout bring a package `tests` of their own.
-What a fixture of a module or a session runs is recorded for the fixture, since only the first test that asks for it
-sees it run; so a line belongs to a test that runs it, or to all tests that use the fixture that runs it.
+What a fixture of a module or a session runs is recorded for the fixture, since it runs only in the first test that
+requests it. So a line belongs to a test that runs it, or to all tests that use the fixture that runs it.
 """
 
 import json
@@ -90,7 +90,7 @@ def _fixture_name(definition: pytest.FixtureDef) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the processes that run tests: not in the one that hands them out to others."""
+    """Record in the processes that run tests, not in the one that distributes them."""
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests and FOLDER in os.environ:
         process = os.environ.get("PYTEST_XDIST_WORKER", "main")

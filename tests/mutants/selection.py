@@ -37,19 +37,19 @@ CORE = (
 
 
 def modules(package: Path, patterns: tuple[str, ...] = CORE) -> dict[str, str]:
-    """The text of the modules of a package that match a pattern, by name."""
+    """Return the text of the modules of a package that match a pattern, by name."""
     names = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
     kept = [name for name in names if _matches(name, patterns)]
     return {name: (package / name).read_text(encoding="utf-8") for name in kept}
 
 
 def unmatched(package: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Patterns without a module: it has been moved, or the pattern is mistyped."""
+    """Return the patterns that match no module, because it was moved or the pattern is mistyped."""
     return [pattern for pattern in patterns if not modules(package, (pattern,))]
 
 
 def sample(sources: dict[str, str], count: int, seed: int) -> list[Mutant]:
-    """The same mutants for the same source, count and seed; a module's own do not depend on the text of others."""
+    """Draw the same mutants for the same source, count and seed; those of a module do not depend on other modules."""
     found = {name: mutants(name, source) for name, source in sources.items()}
     shares = quotas({name: len(sites) for name, sites in found.items()}, count)
     chosen: list[Mutant] = []
@@ -60,7 +60,7 @@ def sample(sources: dict[str, str], count: int, seed: int) -> list[Mutant]:
 
 
 def quotas(sizes: dict[str, int], count: int) -> dict[str, int]:
-    """How many of `count` each module gets: by its number of sites, but at most twice an equal share.
+    """Return how many of `count` each module gets: by its number of sites, but at most twice an equal share.
 
     >>> quotas({"a": 1000, "b": 50, "c": 50, "d": 0}, 12)
     {'a': 6, 'b': 3, 'c': 3, 'd': 0}

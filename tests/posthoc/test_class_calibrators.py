@@ -161,9 +161,9 @@ def test_experts_are_the_minimum_of_their_loss(name):
     ours = create(name, num_classes=K, strength=0.05).fit(lambda: batches)
     other = create(name, num_classes=K)
     start = np.r_[other.weight, other.bias]
-    free = np.concatenate([np.isin(np.arange(3), ours.used(c)) for c in range(3)])
+    free = np.concatenate([np.isin(np.arange(3), ours.active_rows(c)) for c in range(3)])
     free = np.r_[(free.reshape(3, 3, 1) & free.reshape(3, 1, 3)).ravel(), free]
-    R = len(ours.used(0))
+    R = len(ours.active_rows(0))
 
     def loss(x):
         values = start.copy()

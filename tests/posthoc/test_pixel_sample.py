@@ -54,7 +54,7 @@ def test_a_part_has_the_pixels_of_its_images():
     sample = PixelSample(3)
     for image in range(4):
         sample.update(np.full((1, 3, 2, 2), float(image)), np.full((1, 2, 2), image % 3), image=image)
-    part = sample.where(sample.images >= 2)
+    part = sample.select(sample.images >= 2)
     assert sorted(part.labels.tolist()) == [0, 0, 0, 0, 2, 2, 2, 2]
     assert part.class_counts.tolist() == [4, 0, 4]
     assert sum(batch.masks.size for batch in part()) == 8

@@ -76,7 +76,7 @@ def test_of_many_methods_the_best_and_the_worst_speak():
         (-0.012, (-0.015, -0.009), "a is better calibrated than b on d: its ECE is lower by 1.2 points on the same "
          "images (95 % interval 0.90 to 1.5)."),
         (0.012, (0.009, 0.015), "b is better calibrated than a"),
-        (0.001, (-0.002, 0.003), "a and b on d: no sure difference in calibration"),
+        (0.001, (-0.002, 0.003), "a and b on d: no clear difference in calibration"),
     ],
 )  # fmt: skip
 def test_two_methods_are_compared_by_the_interval_of_their_difference(difference, interval, expected):

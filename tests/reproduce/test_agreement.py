@@ -6,7 +6,7 @@ import pytest
 
 from densecal.benchmark.summary import Row, Summary
 from densecal.reproduce.agreement import agreement
-from densecal.reproduce.datasets import Found
+from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.items import Scale, find_item, load_settings
 from densecal.reproduce.kept import labels_of
 from densecal.reproduce.results import Results
@@ -24,8 +24,8 @@ def row(label: str, dataset: str, figures: dict[str, float], method=None, grid=N
 
 def line_of(item: str, tmp_path, rows: list[Row], logs=None) -> str:
     settings = load_settings("sod")
-    sets = {dataset: Found(dataset) for dataset in settings.tests}
-    matrix = scaled_matrix(settings, Scale.full, labels_of(settings), Found("DUTS-TR"), sets)
+    sets = {dataset: SetFiles(dataset) for dataset in settings.tests}
+    matrix = scaled_matrix(settings, Scale.full, labels_of(settings), SetFiles("DUTS-TR"), sets)
     results = Results(tmp_path)
     results.summaries["sod"] = Summary(matrix, "", rows, {}, {}, [], logs or {}, {}, {})
     return agreement(find_item(item), results, item_tables(item, find_item(item), results))

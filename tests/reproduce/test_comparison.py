@@ -16,7 +16,7 @@ from densecal.reproduce.comparison import (
     markdown_text,
     terminal_table,
 )
-from densecal.reproduce.paper import Printed
+from densecal.reproduce.paper import PrintedNumber
 
 COLUMNS = [Heading("A", FIGURES["ece_ew"]), Heading("A", FIGURES["f_max"]), Heading("validation", FIGURES["ece_ew"])]
 TABLE = Comparison(
@@ -24,11 +24,11 @@ TABLE = Comparison(
     ["scale cpu: small"],
     COLUMNS,
     {
-        "both": [Value(0.0312345, Printed("3.0")), Value(0.9, Printed("0.850")), Value(0.02)],
-        "theirs_1": [Value(math.nan, Printed("2.0")), Value(math.nan, Printed("0.8")), Value()],
-        "wrong": [Value(0.01, Printed("-7.27", "a negative error")), Value(0.5, Printed("0.500")), Value()],
+        "both": [Value(0.0312345, PrintedNumber("3.0")), Value(0.9, PrintedNumber("0.850")), Value(0.02)],
+        "theirs_1": [Value(math.nan, PrintedNumber("2.0")), Value(math.nan, PrintedNumber("0.8")), Value()],
+        "wrong": [Value(0.01, PrintedNumber("-7.27", "a negative error")), Value(0.5, PrintedNumber("0.500")), Value()],
         "ours": [Value(0.04), Value(0.7), Value(0.05)],
-        "range": [Value("0 - 3", Printed("0 - 5")), Value(), Value()],
+        "range": [Value("0 - 3", PrintedNumber("0 - 5")), Value(), Value()],
     },
     ["B: not in data"],
 )

@@ -13,7 +13,7 @@ from densecal.data import open_source
 from densecal.data.published_lists import published_list
 from densecal.errors import InputError
 from densecal.reproduce import Scale, load_items, reproduce
-from densecal.reproduce.datasets import SETS, Found, find, missing_textures, thin
+from densecal.reproduce.datasets import SETS, SetFiles, find, missing_textures, thin
 from densecal.reproduce.items import MAPS, find_item, load_scale, load_settings
 from densecal.reproduce.published import HOMES, evaluate_maps
 from densecal.reproduce.results import Results
@@ -146,13 +146,13 @@ def test_rows_whose_data_is_there_are_run_and_the_rest_is_named(data, tmp_path):
     # what was evaluated is not evaluated again, unless the maps change
     kept = tmp_path / "out" / "full" / "published" / "EDN" / "ECSSD.json"
     before = kept.stat().st_mtime_ns
-    found = Found(str(part / "ECSSD"))
-    evaluate_maps("EDN", "ECSSD", found, part, tmp_path / "out" / "full")
+    files = SetFiles(str(part / "ECSSD"))
+    evaluate_maps("EDN", "ECSSD", files, part, tmp_path / "out" / "full")
     assert kept.stat().st_mtime_ns == before
     (part / MAPS / "EDN" / "ECSSD" / "ECSSD-0.png").unlink()
-    changed = evaluate_maps("EDN", "ECSSD", found, part, tmp_path / "out" / "full")
+    changed = evaluate_maps("EDN", "ECSSD", files, part, tmp_path / "out" / "full")
     assert kept.stat().st_mtime_ns != before
-    assert changed.images == len(open_source(found.images).names) - 1
+    assert changed.images == len(open_source(files.images).names) - 1
 
 
 def test_an_item_without_images_to_train_on_names_them(data, tmp_path):
@@ -167,8 +167,8 @@ def test_an_item_without_images_to_train_on_names_them(data, tmp_path):
 
 def test_data_sets_are_found_as_folders_and_as_numbered_zips(data, tmp_path):
     for dataset in SETS.values():
-        found = find(dataset.name, data, tmp_path)
-        source = open_source(found.images, found.masks)
+        files = find(dataset.name, data, tmp_path)
+        source = open_source(files.images, files.masks)
         training = dataset.name.endswith("train") or dataset.name == "DUTS-TR"
         assert len(source.names) == (load_scale(Scale.smoke).train if training else load_scale(Scale.smoke).test)
         assert source.has_masks == (not dataset.ood)
@@ -176,9 +176,9 @@ def test_data_sets_are_found_as_folders_and_as_numbered_zips(data, tmp_path):
     zips.mkdir()
     for name in ("duts-tr-0.zip", "duts-tr-1.zip", "ecssd.zip", "textures.zip", "ecssd-masks.zip"):
         (zips / name).touch()
-    assert find("DUTS-TR", zips, tmp_path) == Found([str(zips / "duts-tr-0.zip"), str(zips / "duts-tr-1.zip")])
-    assert find("ECSSD", zips, tmp_path) == Found([str(zips / "ecssd.zip")])
-    assert find("textures", zips, tmp_path) == Found([str(zips / "textures.zip")])
+    assert find("DUTS-TR", zips, tmp_path) == SetFiles([str(zips / "duts-tr-0.zip"), str(zips / "duts-tr-1.zip")])
+    assert find("ECSSD", zips, tmp_path) == SetFiles([str(zips / "ecssd.zip")])
+    assert find("textures", zips, tmp_path) == SetFiles([str(zips / "textures.zip")])
     assert find("DUTS-TE", zips, tmp_path) is None
 
 
@@ -191,13 +191,13 @@ def test_the_number_of_the_papers_textures_is_said(data, tmp_path):
     for name in published_list("dtd-textures"):
         (tmp_path / "all").mkdir(exist_ok=True)
         (tmp_path / "all" / f"{name}.png").touch()
-    assert missing_textures(Found(str(tmp_path / "all")), data) == []
+    assert missing_textures(SetFiles(str(tmp_path / "all")), data) == []
 
 
 def test_a_smaller_copy_has_evenly_chosen_images_and_their_masks(data, tmp_path):
-    found = find("DUTS-TR", data, tmp_path)
-    copy = thin(found, "DUTS-TR", tmp_path, 5, 24)
-    whole, part = open_source(found.images), open_source(copy.images, copy.masks)
+    files = find("DUTS-TR", data, tmp_path)
+    copy = thin(files, "DUTS-TR", tmp_path, 5, 24)
+    whole, part = open_source(files.images), open_source(copy.images, copy.masks)
     assert part.names == sorted(whole.names[i] for i in (0, 3, 6, 8, 11))
     for name in part.names:
         assert part.image(name).shape == (24, 24, 3)
@@ -205,7 +205,7 @@ def test_a_smaller_copy_has_evenly_chosen_images_and_their_masks(data, tmp_path)
         small = np.asarray(Image.fromarray(whole.mask(name)).resize((24, 24), Image.Resampling.BOX)) > 127
         assert ((part.mask(name) > 127) == small).mean() > 0.9
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
-    assert thin(found, "DUTS-TR", tmp_path, 5, 24) == copy
+    assert thin(files, "DUTS-TR", tmp_path, 5, 24) == copy
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")} == before
 
 

@@ -97,7 +97,7 @@ def test_others_take_what_is_busy_on_our_cores_and_not_our_own(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu0 1 2 3\n", statistics(IDLE), "cpu0 a b c d e f g h\n"])
-def test_systems_that_tell_nothing_are_taken_for_quiet(monkeypatch, tmp_path, text):
+def test_systems_without_load_statistics_count_as_quiet(monkeypatch, tmp_path, text):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     path = tmp_path / "stat"
     if text is not None:

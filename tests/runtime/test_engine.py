@@ -21,7 +21,7 @@ from densecal.evaluation.worker import Settings
 from densecal.io.atomic import write_atomically, write_json
 from densecal.posthoc import calibrator_files, save
 from densecal.prediction.job import Job, predict_on
-from densecal.runtime.engine import InProcesses
+from densecal.runtime.engine import LocalEngine
 from tests.evaluation.test_folders import make_pair, to_levels
 from tests.onnx_files import linear
 from tests.records import small_record
@@ -82,7 +82,7 @@ def test_a_calibrator_is_the_same_file(pairs, tmp_path, monkeypatch, exact):
     monkeypatch.setattr(folders, "CHUNK", 3)
     if not exact:
         monkeypatch.setattr("densecal.posthoc.logit_histogram.EXACT_PIXELS", 3000)
-    for name, engine in (("one", InProcesses()), ("other", Rough())):
+    for name, engine in (("one", LocalEngine()), ("other", Rough())):
         data = folders.MapData(*pairs)
         data.engine = engine
         save(fit("platt", data).calibrator, tmp_path / f"{name}.json")

@@ -1,4 +1,4 @@
-"""What strangers make on purpose, for the fuzzer: bombs, special files and names, each put where a whole file was."""
+"""Deliberate attacks for the fuzzer: bombs, special files and names, each in place of a whole file."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ def attack_readers(others: list[Reader]) -> list[Reader]:
 
 
 def _member(rng: random.Random, content: bytes) -> tuple[bytes, int, int, int]:
-    """A member that is whole, or inflates beyond all bounds, and declares what it likes."""
+    """Return a member that is whole, or inflates beyond all bounds, with any declared size."""
     declared = rng.choice((0, 1, 1000, 1 << 20, 1 << 25, 1 << 28, 1 << 31, 0xFFFFFFFE))
     kind = rng.randrange(4)
     if kind == 0:
@@ -104,7 +104,7 @@ def _bombs() -> list[Reader]:
 
 
 def _picture(rng: random.Random) -> bytes:
-    """A picture with a chunk, pixels or a tile that inflate."""
+    """Return a picture with a chunk, pixels or a tile that inflate."""
     data = bombs.inflating()
     side = rng.choice((8, 8, 8192, 8193, 30_000))
     kinds: tuple[Callable[[], bytes], ...] = (
@@ -122,7 +122,7 @@ def _picture(rng: random.Random) -> bytes:
 
 
 def make_special(path: Path, kind: str) -> None:
-    """Replace a file by something that is none."""
+    """Replace a file with something that is not a regular file."""
     path.unlink()
     if kind == "named pipe":
         os.mkfifo(path)
@@ -137,7 +137,7 @@ def make_special(path: Path, kind: str) -> None:
 
 
 def _special(others: list[Reader]) -> Reader:
-    """Any kind of file that is read, in place of which there is none."""
+    """Return a reader that gets a special file in place of any kind of file."""
 
     def wrong(folder: Path, rng: random.Random) -> None:
         number = rng.randrange(len(others))
@@ -154,11 +154,11 @@ def _special(others: list[Reader]) -> Reader:
         number.unlink(missing_ok=True)
         chosen.read(folder)
 
-    return Reader("special file", others[0].files, read, place=wrong)
+    return Reader("special file", others[0].files, read, write=wrong)
 
 
 def _names() -> Reader:
-    """Maps and masks under names that terminals, spreadsheets and pages read as something else."""
+    """Return a reader of maps and masks whose names terminals, spreadsheets and pages could misread."""
     rng = np.random.default_rng(0)
     stream = io.BytesIO()
     Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(stream, "png")
@@ -182,4 +182,4 @@ def _names() -> Reader:
             json.loads((out / "e.json").read_text())
             (out / "e.csv").read_text()
 
-    return Reader("name", [files], read, place=rename)
+    return Reader("name", [files], read, write=rename)

@@ -1,7 +1,7 @@
 """Fuzzing the readers: `python -m tests.soak.fuzz --cases 10000`. Every damaged file is read, or refused in one line.
 
 Cases are functions of their number and the seed. They run in processes of their own, whose memory is limited and
-which are killed when a case takes too long, so that a crash, a hang and a blow-up are counted instead of suffered.
+which are killed when a case takes too long, so that crashes, hangs and blow-ups are counted and do no harm.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MEMORY = 3 << 30
 PEAK = 3 << 29
 """Bytes by which a case may raise the memory in use: an image of the largest size allowed takes two thirds of it."""
 SECONDS = 120.0
-"""A case may take so long; the slowest takes two, on a machine with nothing else to do."""
+"""Time limit of a case in seconds; the slowest takes two on a quiet machine."""
 LONGEST_MESSAGE = 2000
 
 READ, REFUSED = "read", "refused"
@@ -40,7 +40,7 @@ READ, REFUSED = "read", "refused"
 
 @dataclass
 class Outcomes:
-    """What came of the cases, by reader; everything but read and refused is a failure."""
+    """Outcomes of the cases, by reader; everything but read and refused is a failure."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Outcomes:
 
 
 def check_whole(reader: Reader, scratch: Path) -> None:
-    """A reader must read whole files (a colour image is no mask, but some are): refusing everything is no feat."""
+    """Check that a reader reads some whole files (not every image is a mask): refusing everything proves nothing."""
     read = 0
     for number, files in enumerate(reader.files):
         folder = scratch / f"{reader.name}-{number}"
@@ -93,7 +93,7 @@ def run_case(reader: Reader, number: int, seed: int, folder: Path) -> tuple[str,
         outcome = f"{type(error).__name__}", traceback.format_exc(limit=-6)
     if _peak() - before > PEAK:
         outcome = "memory", f"{_peak() - before:,} bytes more at the peak; {outcome[0]}"
-    # a file beside the case's own folder, or one that a payload made, is an escape
+    # a file outside the case's own folder, or one made by a payload, is an escape
     if os.listdir(folder) != ["case"] or list(folder.rglob("OWNED")):
         outcome = "escaped", str(os.listdir(folder))
     os.chdir("/")
@@ -102,7 +102,7 @@ def run_case(reader: Reader, number: int, seed: int, folder: Path) -> tuple[str,
 
 
 def _peak(reset: bool = False) -> int:
-    """Return the most memory that this process had in use, since the last reset; 0 where Linux does not say."""
+    """Return the peak memory of this process since the last reset; 0 where Linux does not report it."""
     if sys.platform != "linux":
         return 0
     if reset:
@@ -113,7 +113,7 @@ def _peak(reset: bool = False) -> int:
 
 def _work(scratch: Path, all_readers: list[Reader], numbers: range, seed: int, pipe: Connection) -> None:
     """A worker process: one case after the other, with limited memory."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what C libraries say about damaged files
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # silence what C libraries print about damaged files
     torch.set_num_threads(1)
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     limit = pages * resource.getpagesize() + MEMORY
@@ -141,10 +141,10 @@ def fuzz(cases: int, seed: int = 0, jobs: int = 1, tell: bool = False) -> Outcom
         cases: How many; they are dealt to the readers in turn.
         seed: Other seeds give other cases.
         jobs: Processes.
-        tell: Print a line now and then.
+        tell: Print a line from time to time.
 
     Returns:
-        Counts of what came of them.
+        Counts of their outcomes.
     """
     outcomes = Outcomes()
     with tempfile.TemporaryDirectory(prefix="densecal-fuzz-") as name:
@@ -156,33 +156,33 @@ def fuzz(cases: int, seed: int = 0, jobs: int = 1, tell: bool = False) -> Outcom
             check_whole(reader, scratch)
         context = multiprocessing.get_context("fork")
 
-        def started(numbers: range) -> _Worker:
+        def start(numbers: range) -> _Worker:
             mine, other = context.Pipe(duplex=False)
             process = context.Process(target=_work, args=(scratch, all_readers, numbers, seed, other), daemon=True)
             process.start()
             other.close()
             return _Worker(numbers, process, mine, time.monotonic())
 
-        def replaced(worker: _Worker, outcome: str, detail: str) -> _Worker:
-            """Count the case that a process was at, and go on after it in another."""
+        def replace(worker: _Worker, outcome: str, detail: str) -> _Worker:
+            """Count the case that a process was working on, and continue after it in another process."""
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
             number = worker.numbers[0]
             outcomes.add(all_readers[number % len(all_readers)].name, number, outcome, detail)
-            return started(worker.numbers[1:])
+            return start(worker.numbers[1:])
 
-        workers = [started(range(job, cases, jobs)) for job in range(jobs)]
+        workers = [start(range(job, cases, jobs)) for job in range(jobs)]
         done = 0
         while workers:
             wait([worker.pipe for worker in workers], timeout=1.0)
-            for place, worker in enumerate(workers):
+            for slot, worker in enumerate(workers):
                 try:
                     while worker.pipe.poll():
                         answer = worker.pipe.recv()
                         if answer is None:
                             worker.process.join()
-                            workers[place] = None
+                            workers[slot] = None
                             break
                         number, outcome, detail = answer
                         outcomes.add(all_readers[number % len(all_readers)].name, number, outcome, detail)
@@ -192,10 +192,10 @@ def fuzz(cases: int, seed: int = 0, jobs: int = 1, tell: bool = False) -> Outcom
                             print(f"{done:,} cases, {len(outcomes.failures)} failures", flush=True)
                 except EOFError:
                     worker.process.join()
-                    workers[place] = replaced(worker, "died", f"exit code {worker.process.exitcode}")
+                    workers[slot] = replace(worker, "died", f"exit code {worker.process.exitcode}")
                     continue
-                if workers[place] is not None and time.monotonic() - worker.since > SECONDS:
-                    workers[place] = replaced(worker, "hang", f"more than {SECONDS:.0f} s")
+                if workers[slot] is not None and time.monotonic() - worker.since > SECONDS:
+                    workers[slot] = replace(worker, "hang", f"more than {SECONDS:.0f} s")
             workers = [worker for worker in workers if worker is not None]
     return outcomes
 

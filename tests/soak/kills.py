@@ -1,8 +1,8 @@
-"""Killing the commands: `python -m tests.soak.kills --kills 200`. What was finished stays, and the end is the same.
+"""Killing the commands: `python -m tests.soak.kills --kills 200`. Finished work stays, and the result is the same.
 
 `train`, `benchmark`, `evaluate` and `data pack` are killed (SIGKILL) at random moments and started again. After every
-kill what is on disk must be whole; when a command is left to end, its output must equal that of a run that nobody
-disturbed. Three kills of four are at file operations, one after the other (`operations.py`).
+kill what is on disk must be whole; when a command is allowed to end, its output must equal that of an undisturbed run.
+Three of four kills are at file operations, each in turn (`operations.py`).
 """
 
 import argparse
@@ -38,10 +38,10 @@ class Job:
     """A command that is killed.
 
     Attributes:
-        name: What the counts call it.
+        name: Its name in the counts.
         arguments: The command, for an output folder.
         whole: Checks what a kill left in the folder, given what the last check returned.
-        end: What must be the same at the end.
+        end: Returns what must be the same at the end.
         delay: Seconds after its first sign of life within which it is killed.
         shows: Whether it writes something before it ends.
     """
@@ -54,23 +54,23 @@ class Job:
     shows: bool = True
 
 
-def jobs(place: Path) -> list[Job]:
-    """The four commands, with data of their own in a folder."""
-    write(generate(80, 48, seed=3), place / "scenes")
+def jobs(root: Path) -> list[Job]:
+    """Return the four commands, with their own data in a folder."""
+    write(generate(80, 48, seed=3), root / "scenes")
     rng = np.random.default_rng(0)
-    (place / "maps").mkdir()
-    for mask in sorted((place / "scenes" / "masks").iterdir()):
+    (root / "maps").mkdir()
+    for mask in sorted((root / "scenes" / "masks").iterdir()):
         levels = np.asarray(Image.open(mask)).astype(int)
         noisy = np.clip(levels + rng.integers(-120, 121, levels.shape), 0, 255).astype(np.uint8)
-        Image.fromarray(noisy).save(place / "maps" / mask.name)
+        Image.fromarray(noisy).save(root / "maps" / mask.name)
     settings = {
         "recipe": "demo", "methods": ["bce", "brier"], "seeds": [0], "calibrators": ["temperature"],
         "overrides": ["data.size=32", "data.scenes.train=16", "data.scenes.validation=6", "optim.batch=4",
                       "optim.epochs=3", "model.options={decoder_channels: [16, 16, 8, 8, 8]}"],
     }  # fmt: skip
-    matrix = place / "matrix.yaml"
+    matrix = root / "matrix.yaml"
     matrix.write_text(yaml.safe_dump(settings))
-    scenes = place / "scenes"
+    scenes = root / "scenes"
     return [
         Job(
             "train", lambda out: [*train_command(out, "optim.epochs=25"), "--resume"], _whole_run, end_state, delay=2.0
@@ -81,7 +81,7 @@ def jobs(place: Path) -> list[Job]:
         ),
         Job(
             "evaluate",
-            lambda out: command("evaluate", place / "maps", scenes / "masks", "--json", out / "e.json", "--workers", 2),
+            lambda out: command("evaluate", root / "maps", scenes / "masks", "--json", out / "e.json", "--workers", 2),
             _whole_json, lambda out: json.loads((out / "e.json").read_text()), delay=0.3, shows=False,
         ),
         Job(
@@ -92,7 +92,7 @@ def jobs(place: Path) -> list[Job]:
 
 
 def _whole_run(out: Path, before: object) -> int:
-    """The newest checkpoint is whole and not older than the one before; every line of the log can be read."""
+    """Check that the newest checkpoint is whole and not older than the last one, and every line of the log readable."""
     found, problems = checkpoint.load_newest(out / "checkpoints")
     epoch = 0 if found is None else int(found.meta["epoch"])
     assert problems == [], problems
@@ -105,7 +105,7 @@ def _whole_run(out: Path, before: object) -> int:
 
 
 def _whole_cells(matrix: Path, out: Path, before: object) -> dict[str, bytes]:
-    """Every result file is that of a finished cell, and those that were there are as they were."""
+    """Check that every result file is that of a finished cell, and that earlier ones are unchanged."""
     tasks = {str(cell.result): cell for cell in Plan(load_matrix(matrix), out).untuned}
     results = {str(path): path.read_bytes() for path in sorted(out.glob("cells/*/*/result.json"))}
     assert all(finished(tasks[path]) for path in results)
@@ -155,7 +155,7 @@ def kill_once(job: Job, out: Path, seconds: float, rng: random.Random) -> bool:
         rng: Chooses the moment.
 
     Returns:
-        Whether it was killed; else it had ended.
+        Whether it was killed before it ended.
     """
     before = _snapshot(out)
     process = subprocess.Popen(
@@ -184,7 +184,7 @@ def kill_once(job: Job, out: Path, seconds: float, rng: random.Random) -> bool:
 
 
 def _await_orphans(group: int, job: Job) -> None:
-    """Processes that a killed command started end by themselves."""
+    """Wait until the processes that a killed command started have ended by themselves."""
     deadline = time.monotonic() + ORPHAN_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -196,13 +196,13 @@ def _await_orphans(group: int, job: Job) -> None:
     raise AssertionError(f"{job.name}: processes outlived the killed command by {ORPHAN_SECONDS:.0f} s")
 
 
-def soak(job: Job, kills: int, place: Path, rng: random.Random) -> str:
-    """Kill a command so many times, starting it anew whenever it ends; then let it end.
+def soak(job: Job, kills: int, root: Path, rng: random.Random) -> str:
+    """Kill a command this many times, restarting it whenever it ends; then let it end.
 
     Returns:
         A line of counts.
     """
-    undisturbed = place / "undisturbed"
+    undisturbed = root / "undisturbed"
     undisturbed.mkdir(parents=True)
     start = time.monotonic()
     done = run(job.arguments(undisturbed))
@@ -210,7 +210,7 @@ def soak(job: Job, kills: int, place: Path, rng: random.Random) -> str:
     assert done.returncode == 0, done.stderr
     expected = job.end(undisturbed)
     count, rounds, kept = 0, 1, None
-    out = place / f"round-{rounds}"
+    out = root / f"round-{rounds}"
     out.mkdir()
     while count < kills:
         if kill_once(job, out, seconds, rng):
@@ -219,7 +219,7 @@ def soak(job: Job, kills: int, place: Path, rng: random.Random) -> str:
             continue
         assert job.end(out) == expected, f"{job.name}: round {rounds} ended otherwise"
         rounds, kept = rounds + 1, None
-        out = place / f"round-{rounds}"
+        out = root / f"round-{rounds}"
         out.mkdir()
     done = run(job.arguments(out))
     assert done.returncode == 0, done.stderr
@@ -234,22 +234,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="densecal-kills-") as name:
-        place = Path(name)
-        at_random = -(-given.kills // 4)
-        (place / "operations").mkdir()
-        rng = random.Random(f"{given.seed}/operations")
-        print("\n".join(soak_operations(given.kills - at_random, place / "operations", rng)), flush=True)
-        (place / "data").mkdir()
-        chosen = jobs(place / "data")
+        root = Path(name)
+        at_random = -(-options.kills // 4)
+        (root / "operations").mkdir()
+        rng = random.Random(f"{options.seed}/operations")
+        print("\n".join(soak_operations(options.kills - at_random, root / "operations", rng)), flush=True)
+        (root / "data").mkdir()
+        chosen = jobs(root / "data")
         for number, job in enumerate(chosen):
             share = at_random // len(chosen) + (number < at_random % len(chosen))
             if share:
-                print(soak(job, share, place / job.name.replace(" ", "-"), random.Random(f"{given.seed}/{job.name}")))
+                print(soak(job, share, root / job.name.replace(" ", "-"), random.Random(f"{options.seed}/{job.name}")))
                 sys.stdout.flush()
-    print(f"{given.kills} kills, nothing lost; seed {given.seed}, {time.monotonic() - start:.0f} s")
+    print(f"{options.kills} kills, nothing lost; seed {options.seed}, {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A kill at a chosen file operation: what is on disk is what the operations before it left.
+"""A kill at a chosen file operation: the disk holds what the operations before it left.
 
 Functions that write a file are two operations: a kill before them, and one in the middle that leaves half of the file.
 """
@@ -19,7 +19,7 @@ from densecal.training import checkpoint
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """The kill, which nothing catches."""
 
 
 class Operations:
@@ -46,7 +46,7 @@ class Operations:
         return call
 
     def writer(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose last argument that is a path is the file that it writes."""
+        """Wrap a function that writes the file named by the last of its arguments that is a path."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             if self.before():
@@ -63,8 +63,8 @@ class Operations:
 
 
 @contextmanager
-def killed_at(moment: int) -> Iterator[Operations]:
-    """Kill the code inside at its file operation with this number, counted from 0."""
+def kill_at(moment: int) -> Iterator[Operations]:
+    """Kill the code in the block at its file operation with this number, counted from 0."""
     operations = Operations(moment)
     plain, writer = operations.plain, operations.writer
     with (

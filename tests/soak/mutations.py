@@ -25,8 +25,8 @@ WRONG_TEXTS = (
 DEEP = 100_000
 
 
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """One kind of damage that disks, networks and strangers do to any file."""
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Do one kind of damage that disks, networks and strangers do to any file."""
     kind = rng.randrange(10)
     at = rng.randrange(len(data) + 1)
     # headers are where a byte matters most
@@ -36,8 +36,8 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
         flipped = bytearray(data)
         for _ in range(rng.randrange(1, 9)):
             if flipped:
-                place = rng.randrange(len(flipped)) if rng.random() < 0.5 else min(near, len(flipped) - 1)
-                flipped[place] ^= 1 << rng.randrange(8)
+                position = rng.randrange(len(flipped)) if rng.random() < 0.5 else min(near, len(flipped) - 1)
+                flipped[position] ^= 1 << rng.randrange(8)
         return bytes(flipped)
     if kind == 3:
         return data[:at]
@@ -54,11 +54,11 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
         return data[:at] + data[at : at + length] * rng.randrange(2, 50) + data[at + length :]
     if kind == 8:
         return rng.choice((b"", b"\x00" * 100, rng.randbytes(500), data + rng.randbytes(length), data[::-1]))
-    return damaged(damaged(data, rng), rng)
+    return damage(damage(data, rng), rng)
 
 
 def wrong_json(data: bytes, rng: random.Random) -> bytes:
-    """JSON whose values have other types, are missing, too many, too deep or too long."""
+    """Return JSON whose values have other types, are missing, too many, too deep or too long."""
     kind = rng.randrange(12)
     if kind == 0:
         return rng.choice((b"[" * DEEP, b'{"a":' * DEEP, b"[" * DEEP + b"]" * DEEP, b"9" * 10_000, b'"\\ud800"'))
@@ -72,25 +72,25 @@ def wrong_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def _wrong_value(rng: random.Random) -> object:
-    # a copy, because the next damage may be done to its inside
+    # a copy, because the next damage may go inside it
     return copy.deepcopy(rng.choice(WRONG_VALUES))
 
 
 def _replace_one(value: object, rng: random.Random) -> None:
     """Replace, drop or add one entry somewhere inside."""
-    places = list(_containers(value))
-    place = rng.choice(places)
-    keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+    containers = list(_containers(value))
+    container = rng.choice(containers)
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     action = rng.randrange(6)
     if action == 0 or not keys:
-        if isinstance(place, dict):
-            place[rng.choice(("", "x", "version", "__class__"))] = _wrong_value(rng)
+        if isinstance(container, dict):
+            container[rng.choice(("", "x", "version", "__class__"))] = _wrong_value(rng)
         else:
-            place.append(_wrong_value(rng))
+            container.append(_wrong_value(rng))
     elif action == 1:
-        del place[rng.choice(keys)]
+        del container[rng.choice(keys)]
     else:
-        place[rng.choice(keys)] = _wrong_value(rng)
+        container[rng.choice(keys)] = _wrong_value(rng)
 
 
 def _containers(value: object) -> list[dict | list]:
@@ -105,7 +105,7 @@ def _containers(value: object) -> list[dict | list]:
 
 
 def wrong_yaml(data: bytes, rng: random.Random) -> bytes:
-    """YAML with other values, tags that ask for code, or references that grow without end."""
+    """Return YAML with other values, tags that request code, or references that grow without end."""
     kind = rng.randrange(10)
     if kind == 0:
         return rng.choice((b"[" * DEEP, b"{a: " * 20_000, b"- " * 20_000, b"a:\n" * 20_000, b"x" * 2_000_000))
@@ -128,7 +128,7 @@ def wrong_yaml(data: bytes, rng: random.Random) -> bytes:
 
 
 def wrong_npy(data: bytes, rng: random.Random) -> bytes:
-    """A .npy whose header lies about type, shape or its own length."""
+    """Return a .npy whose header lies about type, shape or its own length."""
     kinds = ("<f4", "<f8", "<f2", "|u1", "<U500000000", "|V2147483647", "|S1000000000", "|O", "<c16", "<M8[ns]", ">f4",
              "|b1", "<i8", "<f16", "<f4,<f4", "x")  # fmt: skip
     sides = (0, 1, -1, -7, 8, 30, 40, 2**16, 2**31, 2**62, 10**30, True)
@@ -144,7 +144,7 @@ def wrong_npy(data: bytes, rng: random.Random) -> bytes:
 
 
 def wrong_png(data: bytes, rng: random.Random) -> bytes:
-    """A PNG whose header, with a right checksum, claims another size, depth or colour type."""
+    """Return a PNG whose header, with a correct checksum, claims another size, depth or colour type."""
     sides = (0, 1, 7, 4000, 8192, 8193, 65535, 2**31 - 1)
     body = struct.pack(
         ">IIBBBBB", rng.choice(sides), rng.choice(sides), rng.choice((1, 2, 4, 8, 16, 3, 0)), rng.randrange(7), 0, 0,
@@ -155,7 +155,7 @@ def wrong_png(data: bytes, rng: random.Random) -> bytes:
 
 
 def wrong_state(data: bytes, rng: random.Random) -> bytes:
-    """State of an optimizer whose tensors have other shapes, types or memory, and whose other values are wrong."""
+    """Return an optimizer state whose tensors have other shapes, types or memory, and whose other values are wrong."""
     state = torch.load(io.BytesIO(data), weights_only=True)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         holder = rng.choice(_containers(state))
@@ -181,7 +181,7 @@ def _wrong_tensor(tensor: Tensor, rng: random.Random) -> Tensor:
         return torch.zeros([rng.randrange(9) for _ in range(rng.randrange(5))])
     if kind == 1:
         return tensor.to(rng.choice((torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64)))
-    if kind == 2:  # as many numbers as before, in the memory of one
+    if kind == 2:  # the same number of elements, in the memory of one
         return tensor.flatten()[:1].expand(tensor.numel()).reshape(-1).as_strided(tensor.shape, [0] * tensor.ndim)
     if kind == 3:
         return tensor.to("meta")

@@ -1,7 +1,7 @@
 """Kills at every file operation of what writes files: the old content or the new one is there, and nothing else.
 
-A child process writes over what is there and is killed (SIGKILL) before its n-th operation on files, for every n. Then
-another child finishes the same work, and is killed too in every second round, before a third one does.
+A child process overwrites the old content and is killed (SIGKILL) before its n-th file operation, for every n. Then
+another child finishes the work. In every second round it is killed too, and a third one finishes.
 """
 
 import logging
@@ -35,9 +35,9 @@ class Writer:
     """Something that writes files.
 
     Attributes:
-        name: What the counts call it.
+        name: Its name in the counts.
         write: Writes a version, 0 or 1, into a folder.
-        version: Returns which version is there, after checking that it is whole.
+        version: Checks that the content is whole, and returns its version.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Writer:
 
 
 def writers(scratch: Path) -> list[Writer]:
-    """Everything that replaces what it wrote before."""
+    """Return everything that replaces what it wrote before."""
     scratch.mkdir()
     write(generate(6, 32, seed=1), scratch / "scenes")
     source = open_source(scratch / "scenes")
@@ -95,7 +95,7 @@ def run_and_kill(writer: Writer, folder: Path, number: int | None) -> bool:
     """Write version 1 in a child process, killed before its n-th operation.
 
     Returns:
-        Whether it was killed; else it had fewer operations.
+        Whether it was killed; if not, it had fewer operations.
     """
     child = os.fork()
     if child == 0:
@@ -139,7 +139,7 @@ def kill_at_operations(writer: Writer, scratch: Path, rng: random.Random) -> Ite
         kills = int(run_and_kill(writer, folder, number))
         before = _check(writer, folder)
         if not kills:
-            number, rounds = 0, rounds + 1  # all operations had their turn; the next ones meet other second kills
+            number, rounds = 0, rounds + 1  # start again, with second kills at other moments
             continue
         if rounds % 2:
             kills += run_and_kill(writer, folder, rng.randrange(12))
@@ -147,7 +147,7 @@ def kill_at_operations(writer: Writer, scratch: Path, rng: random.Random) -> Ite
             assert before is None or after is None or after >= before, f"{writer.name}: {after} after {before}"
         assert not run_and_kill(writer, folder, None)
         assert _check(writer, folder) == 1, f"{writer.name}: not the new content"
-        # a temporary file of a few bytes may stay, what takes room may not
+        # a temporary file of a few bytes may stay, a large one may not
         left = [path.name for path in folder.iterdir() if path.is_dir() and path.name not in TARGETS]
         assert not left, f"{writer.name}: {left} left"
         number, rounds = number + 1, rounds + 1
@@ -164,12 +164,12 @@ def _check(writer: Writer, folder: Path) -> int | None:
 
 
 def soak_operations(kills: int, scratch: Path, rng: random.Random) -> list[str]:
-    """Kill all writers so many times in turn.
+    """Kill all writers this many times in turn.
 
     Returns:
         Lines of counts.
     """
-    logging.disable(logging.WARNING)  # a cache that is rebuilt says so
+    logging.disable(logging.WARNING)  # a cache that is rebuilt warns
     every = writers(scratch / "data")
     running = [kill_at_operations(writer, scratch, rng) for writer in every]
     counts = [0] * len(every)

@@ -1,4 +1,4 @@
-"""What the fuzzer reads: a whole example of every kind of file that densecal opens, and the function that opens it."""
+"""The fuzzer's readers: whole examples of every kind of file that densecal opens, and the functions that open them."""
 
 import functools
 import hashlib
@@ -64,32 +64,32 @@ class Reader:
     """A kind of file.
 
     Attributes:
-        name: What the counts call it.
+        name: Its name in the counts.
         files: Whole files by name, one set of which is drawn.
         read: Opens and reads what is in a folder.
-        wrong: Damage that knows the format, beside the damage that any file may have.
-        targets: The files that are damaged; all unless given.
+        wrong: Damage specific to the format, besides the damage that any file may have.
+        targets: The files that are damaged; by default all.
         seal: Makes hashes agree with damaged content, as a stranger would.
-        place: Writes a whole case itself, for damage that is not in the content of files.
+        write: Writes a whole case itself, for damage that is not in the content of files.
     """
 
     name: str
     files: list[Files]
     read: Callable[[Path], object]
-    wrong: Mutation = mutations.damaged
+    wrong: Mutation = mutations.damage
     targets: tuple[str, ...] = ()
     seal: Callable[[Path], None] | None = None
-    place: Callable[[Path, random.Random], None] | None = None
+    write: Callable[[Path, random.Random], None] | None = None
 
 
 def write_case(reader: Reader, folder: Path, rng: random.Random) -> None:
     """Write the files of a case, one of them damaged."""
-    if reader.place is not None:
-        reader.place(folder, rng)
+    if reader.write is not None:
+        reader.write(folder, rng)
         return
     files = dict(rng.choice(reader.files))
     target = rng.choice([name for name in files if not reader.targets or name in reader.targets])
-    damage = reader.wrong if rng.random() < 0.5 else mutations.damaged
+    damage = reader.wrong if rng.random() < 0.5 else mutations.damage
     if rng.random() < 0.03:
         files[target] = pickle.dumps(Touch())
     else:
@@ -108,14 +108,14 @@ def write_files(files: Files, folder: Path) -> None:
 
 
 class Touch:
-    """What a stranger would put into a pickle: unpickling it leaves a file."""
+    """A stranger's payload in a pickle: unpickling it leaves a file."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, ("touch OWNED",)
 
 
 def readers(scratch: Path) -> list[Reader]:
-    """All kinds of files, each with whole examples that can be read."""
+    """Return all kinds of files, each with whole examples that can be read."""
     return [
         *_images(), *_arrays(), *_volumes(scratch), _zip(), _list(), _pairs(), _packed(scratch), _config(), _matrix(),
         *_calibrators(scratch), *_checkpoints(scratch), _weights(), _evaluation(), _part(), _run_folder(),
@@ -200,7 +200,7 @@ def _arrays() -> list[Reader]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
         name = rng.choice(list(members))
-        members[name] = rng.choice((mutations.wrong_npy, mutations.damaged))(members[name], rng)
+        members[name] = rng.choice((mutations.wrong_npy, mutations.damage))(members[name], rng)
         return _zipped(
             members, rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
         )
@@ -219,7 +219,7 @@ def _arrays() -> list[Reader]:
 def _volumes(scratch: Path) -> list[Reader]:
     kinds = whole_volumes(scratch / "volumes")
     wrong = {"zarr": wrong_metadata, **dict.fromkeys(("nrrd", "nhdr", "mha", "mhd"), wrong_header)}
-    return [Reader(kind, files, read_volume, wrong.get(kind, mutations.damaged)) for kind, files in kinds.items()]
+    return [Reader(kind, files, read_volume, wrong.get(kind, mutations.damage)) for kind, files in kinds.items()]
 
 
 # ------------------------------------------------------------------ data sets
@@ -377,14 +377,14 @@ def _calibrators(scratch: Path) -> list[Reader]:
 
 
 def _wrong_by_content(data: bytes, rng: random.Random) -> bytes:
-    """Damage to JSON where it is JSON; to the JSON header of safetensors where it is that."""
+    """Damage JSON, or the JSON header of safetensors."""
     if data[:1] == b"{":
         return mutations.wrong_json(data, rng)
     length = int.from_bytes(data[:8], "little")
     if data[8:9] == b"{" and length < len(data):
         header = mutations.wrong_json(data[8 : 8 + length], rng)
         return len(header).to_bytes(8, "little") + header + data[8 + length :]
-    return mutations.damaged(data, rng)
+    return mutations.damage(data, rng)
 
 
 def _seal_checkpoint(folder: Path) -> None:
@@ -427,7 +427,7 @@ def _checkpoints(scratch: Path) -> list[Reader]:
 
 
 def _resumed_run(scratch: Path) -> Reader:
-    """A run stopped inside an epoch: its checkpoint is restored, and the run goes on for an update."""
+    """Return a reader of a run stopped inside an epoch, which restores its checkpoint and continues for one update."""
     config = small_config(
         "optim.ema=0.9", "data.scenes.train=4", "data.scenes.validation=2", "optim.batch=2", "engine.accelerator=cpu"
     )  # fmt: skip
@@ -471,7 +471,7 @@ def _weights() -> Reader:
 
 @functools.cache
 def _scored(classes: int | None = None) -> Partial:
-    """The sums of two small maps, of 3 classes or of foreground."""
+    """Return the sums of two small maps, of 3 classes or of foreground."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         for path in (Path(folder) / name for name in ("maps/a.png", "maps/b.png", "masks/a.png", "masks/b.png")):
@@ -488,13 +488,13 @@ def _scored(classes: int | None = None) -> Partial:
 
 @functools.cache
 def _record() -> dict[str, object]:
-    """What an evaluation of two small maps writes."""
+    """Return what an evaluation of two small maps writes."""
     return compute(_scored(), "maps", "masks").record.to_json()
 
 
 def _part() -> Reader:
     def wrong(data: bytes, rng: random.Random) -> bytes:
-        """Damage a member, and let the digest agree, as a stranger would."""
+        """Damage a member and correct the digest, as a stranger would."""
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = {name: archive.read(name) for name in archive.namelist() if name != "sha256"}
         name = rng.choice(list(members))
@@ -506,7 +506,7 @@ def _part() -> Reader:
                 flipped[rng.randrange(len(flipped))] = rng.randrange(256)
             members[name] = bytes(flipped)
         else:
-            members[name] = mutations.damaged(members[name], rng)
+            members[name] = mutations.damage(members[name], rng)
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
         return _zipped({**members, "sha256": container_digest(hashes).encode()})
 

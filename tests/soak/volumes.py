@@ -44,7 +44,7 @@ def read_volume(folder: Path) -> np.ndarray:
 
 def wrong_metadata(data: bytes, rng: random.Random) -> bytes:
     """Damage the metadata of Zarr as JSON, and chunks as bytes."""
-    return (mutations.wrong_json if data.startswith(b"{") else mutations.damaged)(data, rng)
+    return (mutations.wrong_json if data.startswith(b"{") else mutations.damage)(data, rng)
 
 
 def wrong_header(data: bytes, rng: random.Random) -> bytes:

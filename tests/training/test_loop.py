@@ -108,7 +108,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_previous_one(finished, tmp_pat
 
 def test_bce_is_aslp_that_never_leaves_its_warmup(tmp_path):
     train(small_config("method.name=bce", "optim.epochs=1"), tmp_path / "a")
-    with pytest.warns(UserWarning, match=r"method\.warmup is 1 and the number of epochs 1: alpha never moves"):
+    with pytest.warns(UserWarning, match=r"method\.warmup is 1 and the number of epochs is 1: alpha never moves"):
         train(small_config("method.warmup=1", "optim.epochs=1"), tmp_path / "b")
     a, b = (load_file(tmp_path / x / "checkpoints" / "last" / "model.safetensors") for x in "ab")
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -130,7 +130,7 @@ def test_a_warmup_as_long_as_the_run_is_warned_of_once(tmp_path, method, epochs,
         train(small_config(*method, f"optim.epochs={epochs}", "data.scenes.train=4"), tmp_path / "run")
     messages = [str(warning.message) for warning in caught if "method.warmup" in str(warning.message)]
     assert len(messages) == warned
-    assert all(f"number of epochs {epochs}" in message for message in messages)
+    assert all(f"number of epochs is {epochs}" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["aslp-mc", "als"])

@@ -7,7 +7,7 @@ import pytest
 
 from densecal.errors import Preempted
 from densecal.training.loop import train
-from densecal.training.preemption import stop_when_asked
+from densecal.training.preemption import stop_on_signal
 from tests import running
 from tests.training.common import end_state, small_config
 
@@ -34,7 +34,7 @@ def test_ctrl_c_saves_between_steps_and_resumes_to_the_bit(tmp_path):
 
 
 def test_the_first_ctrl_c_asks_and_the_second_interrupts():
-    with stop_when_asked() as stop:
+    with stop_on_signal() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.is_set()
         with pytest.raises(KeyboardInterrupt):
@@ -45,7 +45,7 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_knows_which_signal_asked(number):
     def stopped():
-        with stop_when_asked():
+        with stop_on_signal():
             signal.raise_signal(number)
             raise Preempted("stopped")
 
@@ -55,13 +55,13 @@ def test_a_stopped_run_knows_which_signal_asked(number):
 
 
 def test_a_stop_without_a_signal_is_passed_on():
-    with pytest.raises(Preempted), stop_when_asked():
+    with pytest.raises(Preempted), stop_on_signal():
         raise Preempted("stopped")
 
 
 def test_a_process_that_ignores_ctrl_c_keeps_ignoring_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with stop_when_asked() as stop:
+    with stop_on_signal() as stop:
         signal.raise_signal(signal.SIGINT)
         assert not stop.is_set()
 
@@ -78,7 +78,7 @@ def test_the_command_says_how_to_continue_after_an_interruption(tmp_path, monkey
 
 def test_the_command_exits_with_the_signal_that_asked(tmp_path, monkeypatch):
     def stopped(*_):
-        with stop_when_asked():
+        with stop_on_signal():
             signal.raise_signal(signal.SIGINT)
             raise Preempted("stopped after step 3 of epoch 1; --resume continues from there")
 
@@ -103,7 +103,7 @@ def test_signals_are_left_alone_by_other_threads():
     handlers = []
 
     def enter():
-        with stop_when_asked():
+        with stop_on_signal():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=enter)

@@ -7,7 +7,7 @@ import torch
 
 from densecal.data.scenes import generate, write
 from densecal.errors import InputError
-from densecal.kernels.graphs import _Replayed, replay
+from densecal.kernels.graphs import _ReplayedForward, replay
 from densecal.training import run as run_module
 from densecal.training.run import assemble, create_fabric, open_run
 from densecal.training.samples import open_data
@@ -65,7 +65,7 @@ def test_the_validated_network_replays_its_predictions(monkeypatch, ema):
     monkeypatch.setattr(run_module, "accelerate", lambda network, **_: replay(network, training=True) or network)
     config = small_config(f"optim.ema={ema}")
     run = assemble(config, create_fabric(config), open_data(config.data))
-    assert isinstance(run.kept_network.forward, _Replayed)
+    assert isinstance(run.kept_network.forward, _ReplayedForward)
     assert run.kept_network.forward._network is run.kept_network
     assert (run.kept_network is run.network) == (ema == 0)
 

@@ -21,7 +21,7 @@ def test_processes_share_the_batches_of_one(count, batch, world):
         assert {len(part.ids) for part in parts} == {len(parts[0].ids)}
         seen = np.concatenate([part.ids[part.ids >= 0] for part in parts])
         assert sorted(seen) == sorted(whole.ids)
-        assert {part.whole for part in parts} == {len(whole.ids)}
+        assert {part.global_size for part in parts} == {len(whole.ids)}
     assert sorted(np.concatenate([b.ids for b in one])) == list(range(count))
     assert max(len(b.ids) for b in one) - min(len(b.ids) for b in one) <= 1
     assert max(len(b.ids) for b in one) <= batch + 1
@@ -107,7 +107,7 @@ def test_the_split_keeps_groups_together(tmp_path):
     assert not patients[0] & patients[1]
     with pytest.raises(InputError, match=r"data\.groups: no group for 'patient0_0' \(20 images have none\)"):
         open_parts(DataConfig(images=archive, validation=6, groups="patient[5-9]"))
-    with pytest.raises(ValueError, match="groups 'x' of scenes; expected images"):
+    with pytest.raises(ValueError, match="groups 'x' with scenes; expected images"):
         DataConfig(scenes={}, groups="x")
 
 

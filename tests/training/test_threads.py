@@ -68,12 +68,12 @@ def test_a_run_says_once_that_it_has_fewer_threads_and_ends_with_all_of_them():
         for _ in looks:
             seconds += SECONDS_BETWEEN_LOOKS
             threads.follow()
-        assert threads.used() == [2, 1, 2, 1]
-        assert threads.used() == [1]
+        assert threads.history() == [2, 1, 2, 1]
+        assert threads.history() == [1]
     assert torch.get_num_threads() == 2
     assert [str(warning.message) for warning in caught] == [
-        "other processes use cores of this machine: training goes on with 1 of 2 threads, and with more when they "
-        "have ended (engine.threads=2 keeps 2)"
+        "other processes use cores of this machine: training continues with 1 of 2 threads, and with more when they "
+        "end (engine.threads=2 keeps 2)"
     ]
 
 
@@ -97,7 +97,7 @@ def test_only_a_run_whose_threads_nobody_has_chosen_follows(monkeypatch, setting
     torch.set_num_threads(4)
     threads = choose_threads(small_config(*settings).engine, torch.device(device))
     assert torch.get_num_threads() == threads.number == number
-    assert (threads._taken is not None) == follows
+    assert (threads._busy_cores is not None) == follows
 
 
 def test_a_run_logs_the_threads_of_each_epoch(monkeypatch, tmp_path):

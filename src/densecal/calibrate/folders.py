@@ -33,7 +33,7 @@ from densecal.metrics.segmentation import count_levels
 from densecal.posthoc import Batch, Calibrator, LogitHistogram
 from densecal.posthoc.logit_histogram import P_CLIP, level_logits, logit
 from densecal.posthoc.pixel_sample import PixelSample
-from densecal.runtime.engine import Engine, InProcesses
+from densecal.runtime.engine import Engine, LocalEngine
 from densecal.runtime.progress import Progress, silent, track
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class MapData:
         plan = one_plan(predictions, masks, maps, classes, ignore_index)
         self.plan = plan
         self.pairs, self.maps, self.notes = plan.pairs, plan.options, plan.notes
-        self.engine: Engine = InProcesses()
+        self.engine: Engine = LocalEngine()
         self.classes = classes = plan.classes or 1
         self.mask_void = ignore_index = plan.ignore_index
         self.ignore_index = VOID if ignore_index is None or classes == 1 else ignore_index

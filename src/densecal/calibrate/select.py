@@ -149,7 +149,7 @@ def _folds(data: SelectData, parts: list[int], count: int, progress: Progress) -
         sample = data.sample(SAMPLE, progress)
         part_of = np.array(parts)[sample.images]
         for part in range(count):
-            yield sample.where(part_of != part), sample.where(part_of == part)
+            yield sample.select(part_of != part), sample.select(part_of == part)
         return
     histograms = data.histograms(parts, progress)
     for part in range(count):

@@ -91,7 +91,7 @@ class Packed:
 
         Returns:
             uint8 images (B, 3, size, size), channels last in memory, and uint8 masks (B, size, size), in
-            pinned memory where CUDA is present, or on the device after ``resident``.
+            pinned memory where CUDA is present, or on the device after ``keep_on_device``.
         """
         import torch
 
@@ -111,7 +111,7 @@ class Packed:
             gathered.append(out)
         return gathered[0].permute(0, 3, 1, 2), gathered[1]
 
-    def resident(self, device: torch.device | str) -> bool:
+    def keep_on_device(self, device: torch.device | str) -> bool:
         """Move the whole cache to a CUDA device if it takes at most half of the free memory there.
 
         Args:

@@ -60,7 +60,7 @@ def decode(kind: Any, value: Any, where: str | Path, key: str = "") -> Any:
     except _MismatchError as error:
         keys = ".".join([key] * bool(key) + error.keys[::-1])
         expected = f"{error.expected}, as densecal evaluate --json writes it"
-        raise InputError(f"{where}: {keys}" if keys else where, error.found, expected) from None
+        raise InputError(f"{where}: {keys}" if keys else where, error.problem, expected) from None
 
 
 def key_of(field: Field) -> str:
@@ -88,9 +88,9 @@ def hints_of(kind: type) -> dict[str, Any]:
 class _MismatchError(Exception):
     """An invalid value. ``keys`` are those on the path to it, the innermost first."""
 
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(found, expected)
-        self.found, self.expected = found, expected
+    def __init__(self, problem: str, expected: str) -> None:
+        super().__init__(problem, expected)
+        self.problem, self.expected = problem, expected
         self.keys: list[str] = []
 
 

@@ -20,7 +20,7 @@ from densecal.io.groups import Groups
 from densecal.io.map_values import check_scale
 from densecal.io.pairs import Pair
 from densecal.metrics.bootstrap import paired_intervals
-from densecal.runtime.engine import Engine, InProcesses
+from densecal.runtime.engine import Engine, LocalEngine
 from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
@@ -209,7 +209,7 @@ def score_all(
         processes, each other one those of its own share.
     """
     chunks = processes.share(_chunks(_in_groups(pairs, groups)))
-    engine = engine or InProcesses(min(workers, len(chunks)), ["densecal.evaluation.worker"])
+    engine = engine or LocalEngine(min(workers, len(chunks)), ["densecal.evaluation.worker"])
     try:
         outcome: tuple[Total, list[InputError]] | InputError = _score_share(
             chunks, settings, engine, skip_bad, progress, groups
@@ -228,7 +228,7 @@ def score_all(
 
 def skipped_file(error: InputError) -> SkippedFile:
     """Return the entry of a record for a file that was left out."""
-    return SkippedFile(error.where, f"{error.found}; expected {error.expected}")
+    return SkippedFile(error.where, f"{error.problem}; expected {error.expected}")
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:

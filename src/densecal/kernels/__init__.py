@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from densecal.kernels.folding import Model, fold_normalisation
-from densecal.kernels.graphs import preserved_state, replay
+from densecal.kernels.graphs import preserve_state, replay
 
 __all__ = ["accelerate", "counting_kernels", "rehearse"]
 
@@ -46,7 +46,7 @@ def accelerate(network: Model, *, training: bool, kernels: bool = True, graphs: 
 def rehearse(network: nn.Module, images: Tensor) -> None:
     """Run a training step and undo its effects, so that kernels are compiled before the first real step."""
     # training may fit into memory even if a rehearsal does not
-    with contextlib.suppress(torch.OutOfMemoryError), preserved_state(network, images.device):
+    with contextlib.suppress(torch.OutOfMemoryError), preserve_state(network, images.device):
         network(images).sum().backward()
     network.zero_grad()
 
@@ -56,7 +56,7 @@ def counting_kernels(device: torch.device, agree: Callable[[ModuleType, torch.de
 
     Args:
         device: Where pixels are counted.
-        agree: Tells whether the kernels count the same as PyTorch.
+        agree: Returns whether the kernels count the same as PyTorch.
 
     Returns:
         The module. None on other devices than CUDA, without Triton and, after a warning, if kernels fail or disagree.

@@ -31,7 +31,7 @@ _BLOCK_C = 32
 _STEPS = 4
 """Tiles summed per program: few enough that they are still in its cache when it comes to the next row of taps."""
 _SIZES = ["rows", "H", "W", "OH", "OW", "top", "left", "steps"]
-"""Not specialised, so that a kernel is compiled once for maps of all sizes. For C, knowing that 16 divides it pays."""
+"""Not specialised, so that a kernel is compiled once for maps of all sizes. C is: divisibility by 16 speeds it up."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _add(totals, i: tl.constexpr, a, b):
 
 @triton.jit
 def _tile(t, across, BLOCK_M: tl.constexpr, WIDE: tl.constexpr):
-    """Rows and columns of tile t. It is WIDE columns wide, so that its pixels have many neighbours in common."""
+    """Return the rows and columns of tile t. Tiles are WIDE columns wide, so that pixels share many neighbours."""
     i = tl.arange(0, BLOCK_M)
     tiles = tl.cdiv(across, WIDE)
     return t // tiles * (BLOCK_M // WIDE) + i // WIDE, t % tiles * WIDE + i % WIDE
@@ -85,7 +85,7 @@ def _input_gradient_stride_2(
     dy, taps, dx, rows, H, W, OH, OW, C, top, left,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input at stride 2.
+    """Compute the gradient of the input at stride 2.
 
     In each dimension, input 2 * o - pad contributes to outputs o, o - 1, ... through the even taps, and input
     2 * o + 1 - pad through the odd ones. Squares of four inputs share what they load. ``rows`` counts the rows of
@@ -259,7 +259,7 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
-    """Return the numbers of zeros before a map of these sizes, and the sizes of the output."""
+    """Return how many zeros to pad before a map of these sizes, and the sizes of the output."""
     side, stride = conv.kernel_size[0], conv.stride[0]
     if _pads_to_same(conv):
         totals = [max((triton.cdiv(i, stride) - 1) * stride + side - i, 0) for i in sizes]
@@ -272,7 +272,7 @@ def _geometry(conv: nn.Conv2d, *sizes: int) -> tuple[Pair, Pair]:
 @functools.cache
 def _kernels_agree(device: torch.device, dtype: torch.dtype, side: int, stride: int, training: bool) -> bool:
     """Test the kernels that training, or prediction, uses, so that none is compiled twice or for nothing."""
-    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    random = torch.Generator().manual_seed(0)  # a generator of its own, so that a resumed run draws the same dropout
     inputs = [torch.randn(shape, generator=random).to(dtype) for shape in ((2, 48, 7, 6), (48, 1, side, side))]
     size = (6 // stride + 1, 5 // stride + 1)
     return agree(

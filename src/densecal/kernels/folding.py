@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 Model = TypeVar("Model", bound=nn.Module)
 
 _SIDE = 64
-"""Side of that image in pixels."""
+"""Side of the traced image in pixels."""
 _TOLERANCE = 1e-6
 _FROZEN = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
 """Layers of timm and torchvision that use running statistics in training too."""
@@ -30,7 +30,7 @@ def fold_normalisation(model: Model) -> Model:
         model: In evaluation mode; takes images (B, 3, H, W).
 
     Returns:
-        The copy, or the model itself if it does not take a small image or the copy computes something else for it.
+        The copy, or the model itself if it does not take a small image or the copy computes something else from it.
     """
     weights = next(model.parameters())
     # on the CPU in float64, because rounding on a GPU could hide the error of a wrong copy

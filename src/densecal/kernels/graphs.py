@@ -39,10 +39,10 @@ def replay(network: nn.Module, training: bool) -> None:
         network: Maps images to logits.
         training: Replay training steps too, not only predictions.
     """
-    network.forward = _Replayed(network, training)
+    network.forward = _ReplayedForward(network, training)
 
 
-class _Replayed:
+class _ReplayedForward:
     """The forward pass of a network, with its recordings. A copy of the network makes its own."""
 
     def __init__(self, network: nn.Module, training: bool) -> None:
@@ -94,7 +94,7 @@ class _Replayed:
             return self._predictions[key](images)
 
     def _record(self, images: Tensor) -> Forward:
-        self._network.eval()  # makes layers of timm drop the products of their weights that they cache
+        self._network.eval()  # makes layers of timm drop the products of weights they have cached
         try:
             with _ONE_AT_A_TIME:
                 return _Recording(self.eager, images)
@@ -124,7 +124,7 @@ class _Recording:
 
 def _record_step(network: nn.Module, images: Tensor) -> Forward:
     """Record the forward and backward pass of a network on images of one shape, and undo the effects of the warm-up."""
-    with preserved_state(network, images.device), _uncached_autocast():
+    with preserve_state(network, images.device), _uncached_autocast():
         torch.cuda.make_graphed_callables(network, (images.detach().clone(),))
         graphed: Forward = network.forward
     return graphed
@@ -137,17 +137,17 @@ def _uncached_autocast() -> torch.autocast:
 
 
 @contextlib.contextmanager
-def preserved_state(network: nn.Module, device: torch.device) -> Iterator[None]:
+def preserve_state(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Compute without replays. Afterwards restore the buffers of the network and the random number generators."""
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
     forward = network.forward
-    if isinstance(forward, _Replayed):
+    if isinstance(forward, _ReplayedForward):
         network.forward = forward.eager
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        if isinstance(forward, _Replayed):
+        if isinstance(forward, _ReplayedForward):
             network.forward = forward
         with torch.no_grad():
             for name, buffer in network.named_buffers():

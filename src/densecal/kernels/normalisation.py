@@ -32,9 +32,9 @@ _WIDTH = 64
 """Columns per tile: 128 bytes of bfloat16."""
 _WARPS = 4
 _SIZES = ["M", "C", "rows", "parts", "count"]
-"""Not specialised, so that a kernel is compiled once for maps of all sizes. For W, knowing that 16 divides it pays."""
+"""Not specialised, so that a kernel is compiled once for maps of all sizes. W is: divisibility by 16 speeds it up."""
 PROGRAMS = 1056
-"""Enough that every processor of a large GPU has eight."""
+"""Enough programs that every multiprocessor of a large GPU has eight."""
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _gate(pre, gradient, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _tile(start, w, M, W, rows, BLOCK_M: tl.constexpr):
-    """Offsets of the columns w of some rows of a program in a map (M, W), and a mask of those inside the map."""
+    """Return offsets of the columns w of some rows of a program in a map (M, W), and a mask of those inside the map."""
     m = (tl.program_id(1) * rows + start + tl.arange(0, BLOCK_M)).to(tl.int64)
     return m[:, None] * W + w[None, :], (m < M)[:, None] & (w < W)[None, :]
 
@@ -256,8 +256,8 @@ def _channels_last(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | No
 class _Plan:
     """How the programs of a kernel divide a map, seen as a matrix.
 
-    A row of the matrix holds the channels of one or more pixels, so many that their number is a multiple of a tile's
-    columns if possible. With four pixels per row, 144 channels leave no column of a tile of 64 idle.
+    A row of the matrix holds the channels of one or more pixels, so that its length is a multiple of a tile's columns
+    if possible. With four pixels per row, 144 channels leave no column of a tile of 64 idle.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -325,7 +325,7 @@ def _pairs(module: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_bottleneck(module: Any) -> bool:
-    """Whether a module is a block of timm's ResNet without optional parts."""
+    """Return whether a module is a block of timm's ResNet without optional parts."""
     if type(module).__name__ != "Bottleneck" or not hasattr(module, "drop_block"):
         return False
     extra = module.se is not None or module.drop_path is not None or not isinstance(module.drop_block, nn.Identity)
@@ -348,7 +348,7 @@ def _fits(norm: nn.Module) -> bool:
 
 
 def _uses_kernels(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Whether the kernels normalise x. Input and output give the same answer: device, precision and shape are equal."""
+    """Return whether the kernels normalise x. Input and output agree: device, precision and shape are equal."""
     # PyTorch reports what is wrong with an input
     if x.device.type not in _DEVICES or x.dtype not in PRECISIONS or x.dim() != 4 or x.shape[1] != norm.num_features:
         return False
@@ -442,5 +442,5 @@ def _running_kernel_agrees(device: torch.device) -> bool:
 
 def _test_tensors(dtype: torch.dtype) -> list[Tensor]:
     """Return two random maps and two vectors of a value per channel, with the channels of EfficientNet's first map."""
-    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    random = torch.Generator().manual_seed(0)  # a generator of its own, so that a resumed run draws the same dropout
     return [torch.randn(size, generator=random).to(dtype) for size in ((2, 32, 8, 8), (2, 32, 8, 8), (32,), (32,))]

@@ -28,16 +28,16 @@ _MAX_IN, _MAX_OUT = 32, 16
 _PIXELS, _WIDE = 128, 16
 """Pixels per tile, and per row of a tile."""
 _SUM_COLUMNS = 64
-"""Columns per program that sums. A column is a channel of one of three pixels side by side."""
+"""Columns per summing program. A column is a channel of one of three pixels side by side."""
 _PROGRAMS = 528
-"""Enough that every processor of a large GPU has four that sum."""
+"""Enough summing programs that every multiprocessor of a large GPU has four."""
 _SIZES = ["H", "W", "tiles", "steps"]
-"""Not specialised, so that a kernel is compiled once for maps of all sizes."""
+"""Arguments that are not specialised, so that a kernel is compiled once for maps of all sizes."""
 
 
 @triton.jit
 def _tile(t, H, W, BLOCK_M: tl.constexpr, WIDE: tl.constexpr):
-    """Image, rows and columns of the pixels of tile t of all images."""
+    """Return the image, rows and columns of the pixels of tile t of all images."""
     HIGH: tl.constexpr = BLOCK_M // WIDE
     i = tl.arange(0, BLOCK_M)
     across = tl.cdiv(W, WIDE)
@@ -176,7 +176,7 @@ def _tiles(x: Tensor) -> int:
 
 
 def replace_small_convolutions(network: nn.Module) -> None:
-    """Let the convolutions between few channels of a network use the kernels of this file in half precision."""
+    """Let a network's convolutions between few channels use the kernels of this file in half precision."""
     replace_forward(network, _fits, _forward)
 
 
@@ -203,7 +203,7 @@ def _kernels_agree(
     device: torch.device, dtype: torch.dtype, out: int, channels: int, biased: bool, training: bool
 ) -> bool:
     """Test the kernels that training, or prediction, uses, so that none is compiled twice or for nothing."""
-    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    random = torch.Generator().manual_seed(0)  # a generator of its own, so that a resumed run draws the same dropout
     shapes = [(2, out, 9, 17), (2, channels, 9, 17), (out, channels, 3, 3)] + [(out,)] * biased
     gradient, x, weight, *bias = (torch.randn(shape, generator=random) for shape in shapes)
     return agree(

@@ -28,7 +28,7 @@ _REACH = {NEAREST: 2, BILINEAR: 4, BILINEAR_CORNERS: 6}
 
 @triton.jit
 def _source(o, size, MODE: tl.constexpr):
-    """Position of output o among the ``size`` inputs of a dimension."""
+    """Return the position of output o among the ``size`` inputs of a dimension."""
     if MODE == 2:
         return o.to(tl.float32) * ((size - 1) / (2 * size - 1))
     return tl.maximum(o.to(tl.float32) * 0.5 - 0.25, 0.0)
@@ -36,7 +36,7 @@ def _source(o, size, MODE: tl.constexpr):
 
 @triton.jit
 def _share(k: tl.constexpr, i, size, MODE: tl.constexpr):
-    """Weight of input i in the k-th of the outputs it contributes to, 0 outside the map."""
+    """Return the weight of input i in the k-th of the outputs it contributes to, 0 outside the map."""
     if MODE == 0:
         return tl.full(i.shape, 1.0, tl.float32)
     if MODE == 1:  # weights of 1/4, 3/4, 3/4 and 1/4; at an edge, an output depends on one input alone
@@ -148,7 +148,7 @@ def _doubles(module: nn.Module) -> bool:
 
 
 def _is_unet_block(module: nn.Module) -> bool:
-    """Whether a module is a decoder block of smp's U-Net, which upsamples by a function rather than a layer."""
+    """Return whether a module is a decoder block of smp's U-Net, which upsamples by a function, not a layer."""
     return type(module).__name__ == "UnetDecoderBlock" and module.interpolation_mode == "nearest"
 
 
@@ -176,7 +176,7 @@ def _is_supported(x: Tensor, kind: int) -> bool:
 
 @functools.cache
 def _kernels_agree(device: torch.device, kind: int, training: bool) -> bool:
-    random = torch.Generator().manual_seed(0)  # its own, so that a resumed run draws the same dropout
+    random = torch.Generator().manual_seed(0)  # a generator of its own, so that a resumed run draws the same dropout
     x, gradient = torch.randn(2, 5, 4, 7, generator=random), torch.randn(2, 5, 8, 14, generator=random)
     mode = "nearest" if kind == NEAREST else "bilinear"
     corners = None if kind == NEAREST else kind == BILINEAR_CORNERS

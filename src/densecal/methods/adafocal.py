@@ -87,7 +87,7 @@ class AdaFocal(Method):
     Args:
         bins: B, equal-mass bins.
         lam: lambda, how fast gamma moves, at least 0.
-        gamma_init: gamma of every bin at first, when the bins are of equal width on [0, 1].
+        gamma_init: Initial gamma of every bin. The initial bins have equal width on [0, 1].
         gamma_max: Largest gamma, at least s_th.
         gamma_min: Smallest gamma, at most -s_th.
         s_th: Magnitude below which focal and inverse focal loss are switched, at least 0.

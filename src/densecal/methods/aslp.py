@@ -34,8 +34,8 @@ from densecal.methods.slp import check_technique, sample_targets
 
 __all__ = ["ALS", "ASLPMC", "ASLPMEI", "class_gap", "image_gap", "stability"]
 
-# The distance from the largest admissible value in the authors' code.
 MARGIN = 0.01
+"""How far values stay below the largest admissible one, as in the authors' code."""
 
 
 def normalise(gap: Tensor, b: float, grad_norm: str) -> Tensor:
@@ -159,7 +159,7 @@ class ASLPMC(_Stochastic):
 
     Args:
         constraint: `penalty` (the paper's, weighted by lambda) or `exact` (clip at the threshold, no lambda).
-        technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
+        technique: As for `aslp-mei`, like `noise_bound`, `grad_norm` and `band`.
         **common: See `Adaptive` and `Method`.
     """
 

@@ -1,6 +1,6 @@
-"""Adaptive label perturbation in closed loop: the level follows what validation measures, not a bound on the labels.
+"""Closed-loop adaptive label perturbation: its level follows what validation measures, not a bound on the labels.
 
-ASLP-MC stops a label's expected confidence at the accuracy A. The network is less sure than its labels, so it ends
+ASLP-MC stops a label's expected confidence at the accuracy A. The network is less confident than its labels, so it ends
 under-confident. Here the bound is a state C that an integrator moves by the measured gap, once per epoch:
 
     C <- clip(C - gain * gap, C_min, 1),    gap = mean confidence - accuracy on validation, smoothed over epochs
@@ -9,11 +9,11 @@ and alpha_i climbs along the image's gradient to the threshold (1 - C) / b and n
 Over-confidence lowers C and raises the perturbation; under-confidence does the reverse. Clipping the state itself is
 the anti-windup: C never leaves what perturbation can reach.
 
-Stability. Let the confidence answer a change of C an epoch later (alpha moves after a visit and counts at the next),
-with a first-order lag of rate rho in (0, 1] per epoch and slope at most 1 (labels that are surer by dC cannot make the
-network surer by more, once it fits them). With a weight s of the past in the smoothed gap, the loop's characteristic
-polynomial is (z - 1) (z - 1 + rho) (z - s) + gain * rho * (1 - s) z, whose roots lie inside the unit circle exactly
-when 0 < gain < 1 - s * (1 - rho): for every rho, when gain + s < 1. The defaults add up to 0.8.
+Stability. Let the confidence respond to a change of C an epoch later (alpha moves after a visit and acts at the next),
+with a first-order lag of rate rho in (0, 1] per epoch and slope at most 1 (labels more confident by dC cannot make a
+network that fits them more confident by more). With a weight s of the past in the smoothed gap, the loop's
+characteristic polynomial is (z - 1) (z - 1 + rho) (z - s) + gain * rho * (1 - s) z, whose roots lie inside the unit
+circle exactly when 0 < gain < 1 - s * (1 - rho): for every rho, when gain + s < 1. The defaults add up to 0.8.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ASLPCL(ASLPMC):
         floor: C_min, the lowest expected confidence of a label.
         eta: Step size of alpha; by default large enough to reach the threshold in one visit.
         warmup: Epochs before the loop closes.
-        technique: As for `aslp-mei`; so are `noise_bound`, `grad_norm` and `band`.
-        num_samples: As for `Method`; so are `num_classes`, `ignore_index`, `seed` and `loss`.
+        technique: As for `aslp-mei`, like `noise_bound`, `grad_norm` and `band`.
+        num_samples: As for `Method`, like `num_classes`, `ignore_index`, `seed` and `loss`.
     """
 
     bound: Tensor

@@ -14,7 +14,7 @@ from densecal import rng
 from densecal.labels import perturb
 from densecal.methods.base_loss import LossTerms, parse_loss
 from densecal.methods.losses import SmoothedLabels, SoftTargets, bce_with_void, class_planes, cross_entropy_with_void
-from densecal.methods.regions import SoftLabels, shown
+from densecal.methods.regions import SoftLabels, present_classes
 from densecal.methods.registry import register
 
 
@@ -110,11 +110,11 @@ class Method(nn.Module):
         if self.num_classes == 1:
             valid = targets != self.ignore_index
             planes = torch.where(valid, targets, 0).float()
-            return SoftLabels(planes, valid, shown(planes))
+            return SoftLabels(planes, valid, present_classes(planes))
         labels = targets if isinstance(targets, Tensor) else targets.labels
         valid = (labels != self.ignore_index).unsqueeze(1)
         planes = class_planes(labels, self.num_classes, self.ignore_index)
-        present = shown(planes)
+        present = present_classes(planes)
         if isinstance(targets, SmoothedLabels):
             strength = targets.strength
             strength = strength.view(-1, 1, 1, 1) if strength.ndim == 1 else strength.unsqueeze(1)
@@ -154,7 +154,7 @@ class Method(nn.Module):
         return rng.uniform(self.seed, self.epoch, index, stream, count)
 
     def register_perturbed(self) -> None:
-        """Keep a count of the images whose labels were perturbed, over the whole training."""
+        """Keep a count of the images whose labels were perturbed, over all of training."""
         self.register_buffer("perturbed", torch.zeros((), dtype=torch.int64))
 
     def count_perturbed(self, chosen: Tensor) -> None:
@@ -165,13 +165,13 @@ class Method(nn.Module):
         self.perturbed += count.to(self.perturbed.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Load the state of a run that was started before perturbed labels were counted, too."""
+        """Load a state, also one from before perturbed labels were counted."""
         if "perturbed" in self._buffers:
             state_dict.setdefault(f"{prefix}perturbed", torch.zeros((), dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def perturb_labels(self, masks: Tensor, strength: Tensor, noise: Tensor | None = None) -> Tensor | SmoothedLabels:
-        """Return targets with the labels of image (or pixel) i perturbed by strength i, void pixels kept.
+        """Return targets with the labels of image (or pixel) i perturbed with strength i; void pixels stay void.
 
         Args:
             masks: Clean masks.

@@ -56,8 +56,8 @@ class BaseLoss(NamedTuple):
         return (values * pixel_shares(labels.valid.flatten(1).any(dim=1), weight)).mean()
 
     def region_gap(self, logits: Tensor, labels: SoftLabels) -> Tensor:
-        """Return what the inverted labels of each image would cost more in the region losses, (B,)."""
-        return self._values(logits, labels.inverted(), None) - self._values(logits, labels, None)
+        """Return how much higher the region losses of each image would be with inverted labels, (B,)."""
+        return self._values(logits, labels.invert(), None) - self._values(logits, labels, None)
 
     def _values(self, logits: Tensor, labels: SoftLabels, weight: Tensor | None) -> Tensor:
         return torch.stack([w * region(logits, labels, weight) for w, region in self.regions]).sum(dim=0)
@@ -74,13 +74,13 @@ def parse_loss(terms: LossTerms | None) -> BaseLoss:
     if not isinstance(terms, Mapping) or not terms:
         raise ValueError(f"loss: found {terms!r}; expected weights of terms, such as {{bce: 1, dice: 1}}")
     pixels, regions = 0.0, []
-    for name, given in terms.items():
+    for name, term in terms.items():
         known = [PIXELS, *REGIONS.names()]
         if name not in known:
             question = suggestion(str(name), known)
             hint = f" ({question})" if question else ""
             raise ValueError(f"loss: found {str(name)[:100]!r}; expected one of {', '.join(known)}{hint}")
-        options = dict(given) if isinstance(given, Mapping) else {"weight": given}
+        options = dict(term) if isinstance(term, Mapping) else {"weight": term}
         allowed = ["weight", *(REGIONS.options(name) if name != PIXELS else [])]
         for option, number in options.items():
             if option not in allowed:

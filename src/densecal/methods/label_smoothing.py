@@ -17,8 +17,8 @@ class LabelSmoothing(Method):
     """Label smoothing.
 
     Args:
-        beta: Strength on the full scale, [0, 1): targets are 1 - beta/2 and beta/2. The paper's 0.03 does not
-            name its scale; 0.06 is the other reading.
+        beta: Strength on the full scale, [0, 1): targets are 1 - beta/2 and beta/2. The paper does not say on which
+            scale its 0.03 is; 0.06 is the other reading.
         **common: See `Method`.
     """
 

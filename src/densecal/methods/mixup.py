@@ -12,7 +12,7 @@ from torch.nn.functional import nll_loss
 from densecal.methods.base import Method, on_device
 from densecal.methods.losses import class_planes, pixel_shares
 from densecal.methods.penalties import check_positive
-from densecal.methods.regions import SoftLabels, shown
+from densecal.methods.regions import SoftLabels, present_classes
 from densecal.methods.registry import register
 from densecal.rng import Stream
 
@@ -39,7 +39,7 @@ def symmetric_beta(uniforms: Tensor, alpha: float) -> Tensor:
     """
     U, V = uniforms.unbind(dim=1)
     cosine = (2 * math.pi * V).cos()
-    # For U = 0 this is the limit 0, and nothing overflows on the way.
+    # For U = 0 this gives the limit 0, and no intermediate value overflows.
     inverse = 1 / torch.expm1(-U.log() / alpha)
     return (1 + cosine / (inverse + cosine.square()).sqrt()) / 2
 
@@ -108,7 +108,7 @@ class Mixup(Method):
             class_planes(labels, self.num_classes, self.ignore_index) for labels in (targets.labels, targets.partners)
         )
         planes = blend(own, other, targets.lam)
-        return SoftLabels(planes, (targets.labels != self.ignore_index).unsqueeze(1), shown(planes))
+        return SoftLabels(planes, (targets.labels != self.ignore_index).unsqueeze(1), present_classes(planes))
 
 
 def blend(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class NeighbourAware(Method):
 
     L = CE + weight * mean over pixels and classes of |tau_k - z_k|, where tau_k is the share of class k among the 3 x 3
     labels around the pixel. One sigmoid logit z stands for the pair of logits with difference z whose penalty is least:
-    |2 tau - 1 - z| / 2, tau the share of foreground. Deviations: beyond the border of the image its pixels are
+    |2 tau - 1 - z| / 2, tau the share of foreground. Deviations: beyond the image the pixels of its border are
     repeated, where MONAI pads with zeros; void neighbours are left out.
 
     Args:

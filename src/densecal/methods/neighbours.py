@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, pad
 def neighbour_shares(planes: Tensor, valid: Tensor, kernel: Tensor) -> Tensor:
     """Return the weighted mean of the labels of the 3 x 3 pixels around each pixel, (B, K, H, W).
 
-    Beyond the border of the image the border's pixels are repeated. Void neighbours are left out.
+    Beyond the image the pixels of its border are repeated. Void neighbours are left out.
 
     Args:
         planes: Labels (B, K, H, W), float32, 0 at void pixels.

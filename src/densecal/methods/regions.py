@@ -26,7 +26,7 @@ from torch import Tensor
 from densecal.runtime.registry import Registry
 
 EPSILON = 1e-7
-"""The least denominator, as in segmentation-models-pytorch."""
+"""The smallest denominator, as in segmentation-models-pytorch."""
 
 
 class SoftLabels(NamedTuple):
@@ -42,12 +42,12 @@ class SoftLabels(NamedTuple):
     valid: Tensor
     present: Tensor
 
-    def inverted(self) -> SoftLabels:
-        """Return the labels that leave the true class nothing: 1 - t, or (1 - t) / (K - 1) of K classes."""
+    def invert(self) -> SoftLabels:
+        """Return the labels in which the true class has no share: 1 - t, or (1 - t) / (K - 1) for K classes."""
         K = self.planes.shape[1]
         planes = torch.where(self.valid, (1 - self.planes) / max(K - 1, 1), 0)
-        # Foreground and background change places. Of K classes each keeps a share, so the same ones count.
-        return SoftLabels(planes, self.valid, shown(planes) if K == 1 else self.present)
+        # Foreground and background swap. With K classes, each present one keeps a share, so the same ones count.
+        return SoftLabels(planes, self.valid, present_classes(planes) if K == 1 else self.present)
 
 
 Region = Callable[[Tensor, SoftLabels, Tensor | None], Tensor]
@@ -56,7 +56,7 @@ Region = Callable[[Tensor, SoftLabels, Tensor | None], Tensor]
 REGIONS: Registry[Callable[..., Region]] = Registry("loss")
 
 
-def shown(planes: Tensor) -> Tensor:
+def present_classes(planes: Tensor) -> Tensor:
     """Return which planes (B, K) have a label of at least 1/2."""
     return planes.flatten(2).amax(dim=2) >= 0.5
 

@@ -15,12 +15,12 @@ names = METHODS.names
 options = METHODS.options
 
 
-def create(name: str, **given: Any) -> Method:
+def create(name: str, **options: Any) -> Method:
     """Create a training method.
 
     Args:
         name: One of `names()`.
-        **given: Its options. Every method takes `num_samples` (training images; required), `num_classes`
+        **options: Its options. Every method takes `num_samples` (training images; required), `num_classes`
             (1: one sigmoid logit), `ignore_index` (value of void pixels) and `seed`.
 
     Raises:
@@ -32,7 +32,7 @@ def create(name: str, **given: Any) -> Method:
         10
     """
     METHODS.find(name)
-    if "num_samples" not in given:
+    if "num_samples" not in options:
         raise TypeError(f"method {name!r}: missing option 'num_samples', the number of training images")
-    method: Method = METHODS.create(name, **given)
+    method: Method = METHODS.create(name, **options)
     return method

@@ -66,7 +66,7 @@ class SoftAvuc(Method):
 
     Args:
         kappa: Normalised entropy in (0, 1) that separates certain from uncertain.
-        temperature: T, positive; the smaller, the harder the separation.
+        temperature: T, positive; a smaller one separates more sharply.
         weight: Weight of the term, at least 0.
         **common: See `Method`.
     """

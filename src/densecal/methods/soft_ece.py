@@ -53,7 +53,7 @@ def soft_binned_ece(
     S, weighted = _SoftSums.apply(c, a, shares, anchors, temperature)
     gap = weighted / S.clamp(min=1e-5)
     total = (S * gap.abs().pow(norm)).sum() / S.sum().clamp(min=1e-5)
-    # The root has no gradient at 0, where there is nothing left to improve.
+    # The root has no gradient at 0, where nothing is left to improve.
     return torch.where(total > 0, torch.where(total > 0, total, 1).pow(1 / norm), 0)
 
 
@@ -68,7 +68,7 @@ class SoftEce(Method):
 
     Args:
         bins: M, soft bins on [0, 1].
-        temperature: T, positive; the smaller, the harder the bins.
+        temperature: T, positive; a smaller one makes harder bins.
         norm: p, at least 1.
         weight: Weight of the term, at least 0.
         **common: See `Method`.

@@ -28,7 +28,7 @@ class SpatiallyVaryingSmoothing(Method):
 
     The target of a pixel is the mean of the labels around it under a Gaussian kernel of 3 x 3 pixels, whose centre
     weighs as much as all neighbours together: labels stay hard inside a region and are soft along its boundary. Beyond
-    the border of the image its pixels are repeated. Deviation: void neighbours are left out.
+    the image the pixels of its border are repeated. Deviation: void neighbours are left out.
 
     Args:
         sigma: Standard deviation of the kernel in pixels, at least 0.2; the paper's 1.

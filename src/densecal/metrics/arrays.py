@@ -31,7 +31,7 @@ def as_array(values: Any) -> Array:
         values: A NumPy array, a tensor, an array of another library (JAX, CuPy, TensorFlow, Dask), numbers or lists.
 
     Raises:
-        TypeError: They are no numbers, or lie on an accelerator and PyTorch is not installed.
+        TypeError: They are not numbers, or lie on an accelerator and PyTorch is not installed.
     """
     if is_tensor(values):
         return _of_tensor(values.detach())
@@ -85,7 +85,7 @@ def to_host(array: Array) -> NDArray[Any]:
 
 
 def beside(array: Array, other: Array) -> Array:
-    """Return an array where another one is."""
+    """Return an array on the device of another one."""
     if on_host(other):
         return to_host(array)
     import torch
@@ -115,7 +115,7 @@ def cast(array: Array, dtype: str) -> Array:
 
 
 def cast_like(array: Array, other: Array) -> Array:
-    """Return an array in the type of another one, and where that is."""
+    """Return an array with the type and on the device of another one."""
     return cast(beside(array, other), str(other.dtype).removeprefix("torch."))
 
 
@@ -133,14 +133,14 @@ def position(values: Array, edges: Array, right: bool) -> Array:
 
 
 def zeros(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
-    """Return zeros where another array is."""
+    """Return zeros on the device of another array."""
     return np.zeros(shape, dtype) if on_host(like) else namespace(like).zeros(
         shape, dtype=getattr(namespace(like), dtype), device=like.device
     )  # fmt: skip
 
 
 def arange(stop: int, like: Array) -> Array:
-    """Return 0 to stop - 1 where another array is."""
+    """Return 0 to stop - 1 on the device of another array."""
     return np.arange(stop) if on_host(like) else namespace(like).arange(stop, device=like.device)
 
 

@@ -6,8 +6,8 @@ studentised: multiplied by s / s*, the spread of the units over that of the resa
 
 * Ratios: (low, high) are percentiles of (figure - deviation), the bootstrap-t interval.
 * ECE, OE, UE count noise as error, so an estimate near 0 lies above the truth and a resample further above. Their
-  interval inverts a test: t is in it unless the estimate is an accident (2.5 % on either side) where the figure is t.
-  The test takes theta(t) to be the gaps with that figure nearest to the estimated ones: small gaps shrunk to 0 below
+  interval inverts a test: t is in it unless the estimate would be an accident (2.5 % on either side) if the figure were
+  t. The test takes theta(t) to be the gaps with that figure nearest to the estimated ones: small gaps shrunk to 0 below
   the estimate, moved along their covariance above it. The upper end of the ECE is at least those of OE and UE.
 * Differences: percentiles of (difference - deviation). For ECE, OE and UE they are extended by the difference that
   noise alone would show if every gap within 3 standard errors of 0 were 0.
@@ -183,7 +183,7 @@ def _units(table: Floats, groups: list[str] | None) -> Floats:
 
 
 class _Estimates:
-    """The estimates of one method, and what resamples make of them.
+    """The estimates of one method, and their values in resamples.
 
     Attributes:
         table: Rows whose sums are the estimates: columns of ``with_image_ece`` without empty bins.
@@ -208,7 +208,7 @@ class _Estimates:
         return np.asarray(sign * (counted if counted.any() else self.may_count(sign)), dtype=np.float64)
 
     def may_count(self, sign: float) -> NDArray[np.bool_]:
-        """Tell which gaps may have the given sign in truth."""
+        """Return which gaps may truly have the given sign."""
         return np.asarray(sign * self.theta > -_CLEAR * self.errors)
 
     def deviation(self, name: str) -> Floats:
@@ -379,7 +379,7 @@ def _gap_difference(a: _Sample, b: _Sample, name: str, scale: Floats) -> tuple[f
     """Return the interval of the difference of two ECEs, OEs or UEs."""
     noise = [sample.theta_deviation() * scale for sample in (a, b)]
     theta = [sample.theta for sample in (a, b)]
-    # what the gaps would be if all that may be noise were noise
+    # the gaps if everything that may be noise were noise
     least = [np.where(np.abs(s.theta) > _CLEAR * s.errors, s.theta, 0.0) for s in (a, b)]
 
     def difference(x: Sequence[Floats], y: Sequence[Floats]) -> Floats:

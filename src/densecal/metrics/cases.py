@@ -1,4 +1,4 @@
-"""Scores of single cases: overlap, surfaces and volume of every class, and how sure the map is of the whole case.
+"""Scores of single cases: overlap, surfaces and volume of every class, and the map's confidence in the whole case.
 
 A class that is absent from both map and mask of a case says nothing and is left out. One that is absent from only one
 of them has a Dice and a surface Dice of 0; its Hausdorff distance does not exist, and is left out and counted.
@@ -217,7 +217,7 @@ def aurc_interval(confidence: Floats, risk: Floats, groups: NDArray[np.str_] | N
     """
     if len(risk) < 2:
         return (math.nan, math.nan)
-    # by how much every case moves the area; their mean is put where the area is
+    # by how much every case moves the area, centred on the area
     moved = -(len(risk) - 1) * _areas_without_each(confidence, risk)
     return mean_interval(moved - moved.mean() + case_aurc(confidence, risk), groups)
 

@@ -1,4 +1,4 @@
-"""Intervals of figures that are no sums over images: smECE, TACE, and the calibration and refinement of scores.
+"""Intervals of figures that are not sums over images: smECE, TACE, and the calibration and refinement of scores.
 
 Images are dealt into folds by their names, and the pixels of every fold are counted by class, outcome and logit. The
 folds are resampled as `bootstrap` resamples images: pixels of one image stay together, and the memory is the same for

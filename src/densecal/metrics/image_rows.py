@@ -12,8 +12,8 @@ from densecal.metrics.levels import NLL_FLOOR
 class RowTable:
     """Rows in the order of updates, in one array that doubles when it is full.
 
-    A small array per update would stay between large ones that are freed, where they were, the heap could not be
-    used again: 80 KB per map. Rows on an accelerator wait in a list, because to copy them the host would have to wait.
+    A small array per update would stay between large ones that are freed, whose part of the heap could then not be
+    reused: 80 KB per map. Rows on an accelerator stay in a list, because copying them would make the host wait.
 
     Args:
         width: Number of columns.

@@ -87,7 +87,7 @@ def mean_interval(
 
 
 def _has_overlap(overlaps: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which images have an overlap."""
+    """Return which images have an overlap."""
     return np.asarray(~np.isnan(overlaps.reshape(-1, 2)[:, 0]))
 
 

@@ -7,7 +7,7 @@ own, an image is drawn with its group, and intervals resample groups. Sums are i
 table of the whole, to the bit, in any order.
 
 The intervals are those of `bootstrap.intervals` without its studentisation, which needs the rows of all images, and
-whose correction falls with their number. `benchmarks/coverage.py --poisson` simulates how often they hold the truth.
+whose correction falls with their number. `benchmarks/coverage.py --poisson` simulates how often they contain the truth.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PoissonTable:
 
     Args:
         bins: Bins of the rows.
-        more: Further columns of numbers from 0 to 1, whose means are wanted.
+        more: Further columns of numbers from 0 to 1, whose means are computed.
 
     Examples:
         >>> rows = np.array([[100.0, 90.0, 95.0, 12.0, 30.0, 5.0], [100.0, 80.0, 70.0, 20.0, 50.0, -10.0]])
@@ -57,7 +57,7 @@ class PoissonTable:
     def __init__(self, bins: int = 10, more: int = 0) -> None:
         self.bins = bins
         self._own = len(ROW_SCALARS) + bins + 2
-        # the images as they are, and the resamples; whole numbers and what is left of them
+        # the images as they are, and the resamples; whole numbers and remainders
         self.sums: Ints = np.zeros((2, 1 + REPLICATES, self._own + more), np.int64)
 
     @property
@@ -114,7 +114,7 @@ class PoissonTable:
         """Return the mean of a further column, and its interval (95 %); NaN where there is none.
 
         Args:
-            column: Which.
+            column: Index of the further column.
             counted: The further column that is 1 for the images that have a value, and 0 for the others.
         """
         sums = self._columns(self._own + column)[:, 0]

@@ -5,8 +5,8 @@ figure has an interval that resamples images. Images are compared in thirds:
 
 * by the mean size of their objects: foreground pixels per connected object, or pixels per connected segment of any
   class. Objects that touch count as one.
-* by difficulty, which is their mean confidence: a hard image is one that the model is unsure of. Were hard images those
-  with the lowest accuracy, even a calibrated model would look over-confident on them, because they would be
+* by difficulty, which is their mean confidence: a hard image is one on which the model is uncertain. Were hard images
+  those with the lowest accuracy, even a calibrated model would look over-confident on them, because they would be
   chosen for its errors.
 """
 

@@ -44,7 +44,7 @@ _MAX_IMAGE = 1 << 34
 
 
 class Sketch:
-    """Everything that calibration figures need to know of the pixels seen so far.
+    """Everything that calibration figures need to know about the pixels seen so far.
 
     The tables are NumPy arrays. Arrays on an accelerator are counted there, in tables of their own; the host waits for
     them only when the counts are read.

@@ -4,15 +4,15 @@ With residuals f - y of values f and outcomes y, and K a Gaussian of width sigma
 
     r(t) = mean of K(t, f) (f - y),   smECE_sigma = integral over [0, 1] of |r(t)|,   smECE = smECE_sigma* = sigma*
 
-smECE_sigma falls as sigma rises, so sigma* is the one width that equals its own error: the data choose how finely they
-are looked at. Small changes of f change smECE little, which is not true of errors with bins.
+smECE_sigma falls as sigma rises, so sigma* is the one width that equals its own error: the data determine the
+resolution. Small changes of f change smECE little, which is not true of errors with bins.
 
 The grids are those of the authors' package relplot, so that numbers can be compared with published ones: sigma is the
 smallest multiple of 2^-10, from 2^-9 on, with smECE_sigma <= sigma; values are shared out between the two nearest of
 1001 points or more; |r| is averaged over 200 points or more; the kernel ends at a distance of 1/2; and what lies on the
-grid points 0 and 1 is not doubled by reflection, so that it weighs half. Segmentation models are that sure of most
-pixels, which makes relplot's number up to twice that of the formula. With ``exact`` those pixels weigh as much as any
-other, |r| is integrated over 1001 points or more, and the kernel does not end before it is 0.
+grid points 0 and 1 is not doubled by reflection, so that it weighs half. Segmentation models put most pixels near them,
+which makes relplot's number up to twice that of the formula. With ``exact`` those pixels weigh as much as any other,
+|r| is integrated over 1001 points or more, and the kernel does not end before it is 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EVALUATED = 200
 _REACH = 9.0
 """Bandwidths from the middle of the kernel where it is 0 in float64, for the exact error."""
 _LEAST_DENSITY = 1e-6
-"""Where fewer pixels than this share are near, nothing is said about them."""
+"""Where fewer pixels than this share are near, the curve has no value."""
 
 
 @dataclass(frozen=True)

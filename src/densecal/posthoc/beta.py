@@ -66,8 +66,8 @@ def _minimum_above_zero(nll: Function) -> Floats:
     for free in ([0, 1, 2], [0, 2], [1, 2], [2]):
         try:
             x = np.zeros(3)
-            x[free] = minimise(_restricted(nll, free), [1.0] * (len(free) - 1) + [0.0])
-        except NoMinimumError:  # the slopes run away to where one of them is negative
+            x[free] = minimise(_restrict(nll, free), [1.0] * (len(free) - 1) + [0.0])
+        except NoMinimumError:  # the slopes diverge towards values of which one is negative
             continue
         if x[0] >= 0 and x[1] >= 0:
             if len(free) == 3:
@@ -76,7 +76,7 @@ def _minimum_above_zero(nll: Function) -> Floats:
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _restricted(nll: Function, free: list[int]) -> Function:
+def _restrict(nll: Function, free: list[int]) -> Function:
     """Restrict a function to its free parameters. The others are 0."""
 
     def function(part: Floats) -> tuple[float, Floats, Floats]:

@@ -20,10 +20,10 @@ class ClassMatrixScaling(ExpertScaling):
 
     Args:
         num_classes: K, at most 100.
-        strength: How much experts are held to changing nothing.
+        strength: How strongly experts are pulled towards the identity.
     """
 
-    def used(self, expert: int) -> Ints:
+    def active_rows(self, expert: int) -> Ints:
         """Return all rows."""
         return np.arange(self.num_classes)
 

@@ -21,7 +21,7 @@ class ClassTemperature(Calibrator):
     """p' = sigmoid(z / T_c), or softmax(z / T_c), c the class that z chooses; the chosen class never changes.
 
     One logit has two temperatures: for background (z <= 0) and for foreground. Each minimises the NLL of the pixels
-    where its class is chosen. A class at which no T of its own is best (never chosen, or never wrong) has that of all
+    where its class is chosen. A class without a best T of its own (never chosen, or never wrong) takes that of all
     pixels. K classes are fitted on a sample of at most a million pixels.
 
     Args:
@@ -66,7 +66,7 @@ def _of_classes(sample: PixelSample) -> Iterator[float | None]:
     chosen = sample.log_p.argmax(axis=1)
     for k in range(sample.num_classes):
         try:
-            yield float(Temperature(sample.num_classes).fit(sample.where(chosen == k)).temperature)
+            yield float(Temperature(sample.num_classes).fit(sample.select(chosen == k)).temperature)
         except InputError:
             yield None
 

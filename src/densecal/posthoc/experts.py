@@ -6,9 +6,8 @@ The pixels of one c do not matter to another, so the experts are fitted one by o
 
     mean NLL + strength * mean over c of (mean of (W_c - I)^2 + mean of b_c^2)
 
-An expert with many pixels is free to do what they say, one with few stays close to changing nothing, and one without
-pixels changes nothing (Rethinking Post-Hoc Calibration in Semantic Segmentation, arXiv 2607.01902, penalises W off its
-diagonal).
+An expert with many pixels follows them freely, one with few stays close to the identity, and one without pixels is the
+identity (Rethinking Post-Hoc Calibration in Semantic Segmentation, arXiv 2607.01902, penalises W off its diagonal).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ExpertScaling(Calibrator):
 
     Args:
         num_classes: K.
-        strength: How much experts are held to changing nothing.
+        strength: How strongly experts are pulled towards the identity.
 
     Attributes:
         keeps_choice: Whether weights and biases are at least 0, so that the chosen class stays.
@@ -66,12 +65,12 @@ class ExpertScaling(Calibrator):
     # ------------------------------------------------------------------ what kinds of experts define
 
     @abstractmethod
-    def used(self, expert: int) -> Ints:
-        """Return which rows and columns of an expert's matrix are not always 0."""
+    def active_rows(self, expert: int) -> Ints:
+        """Return the indices of the rows and columns of an expert's matrix that are not always 0."""
 
     @abstractmethod
     def mix(self) -> Floats:
-        """Return how the used rows make K logits, (R, K), in the order of `order`."""
+        """Return how these rows make K logits, (R, K), in the order of `order`."""
 
     @abstractmethod
     def features(self, log_p: Array) -> Array:
@@ -83,7 +82,7 @@ class ExpertScaling(Calibrator):
 
     @abstractmethod
     def order(self, labels: Ints, expert: int, log_p: Any) -> Ints:
-        """Return where in the order of `mix` the labels (N,) of an expert's pixels are."""
+        """Return the positions in the order of `mix` of the labels (N,) of an expert's pixels."""
 
     # ------------------------------------------------------------------ use
 
@@ -110,7 +109,7 @@ class ExpertScaling(Calibrator):
         K = self.num_classes
         weight = np.zeros((K, K, K))
         for c in range(K):
-            rows = self.used(c)
+            rows = self.active_rows(c)
             weight[c, rows, rows] = 1.0
         return weight, np.zeros((K, K))
 
@@ -123,7 +122,7 @@ class ExpertScaling(Calibrator):
         for c in range(self.num_classes):
             own = np.flatnonzero(chosen == c)
             if own.size:
-                rows = self.used(c)
+                rows = self.active_rows(c)
                 theta = self._expert(c, log_p[own], sample.labels[own], own.size / len(chosen))
                 weight[c][np.ix_(rows, rows)], bias[c][rows] = theta[:, :-1], theta[:, -1]
         self.set_table("weight", weight.ravel())
@@ -131,7 +130,7 @@ class ExpertScaling(Calibrator):
 
     def _expert(self, c: int, log_p: Any, labels: Ints, share: float) -> Floats:
         """Return the weights and biases of an expert, (R, R + 1), from its pixels, a share of all."""
-        rows = self.used(c)
+        rows = self.active_rows(c)
         R = rows.size
         features = np.ones((len(labels), R + 1), np.float32)
         features[:, :R] = self.features(log_p.T[None])[0].T[:, rows]

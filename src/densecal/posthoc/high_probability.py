@@ -1,7 +1,7 @@
 """Thresholds whose risk is at most alpha with probability 1 - delta over the calibration images.
 
-Conformal risk control promises E[loss of a new image] <= alpha on average over calibration sets: for a given set, the
-expected loss may be above alpha. Here the promise is P(expected loss <= alpha) >= 1 - delta.
+Conformal risk control guarantees E[loss of a new image] <= alpha on average over calibration sets. For a given set, the
+expected loss may be above alpha. Here the guarantee is P(expected loss <= alpha) >= 1 - delta.
 
 For one threshold, the p-value of "the expected loss is above alpha", given a mean loss R of n images with losses in
 [0, 1], is that of Hoeffding and Bentkus (Bates 2021):
@@ -44,7 +44,7 @@ class ConfidentControl:
         threshold: Foreground is p >= threshold.
         alpha: Upper bound of the expected loss of a new image.
         delta: Largest probability, over calibration sets, that the bound does not hold.
-        p_value: Of the hypothesis that it does not hold at this threshold; at most delta.
+        p_value: p-value of the hypothesis that the bound does not hold at this threshold; at most delta.
         miss_rate: Mean share of an image's foreground that is missed.
         false_discovery_rate: Mean share of what is called foreground that is background: 1 - precision.
         fpr: Mean share of an image's background that is called foreground.
@@ -69,7 +69,7 @@ class ConfidentControl:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether the promise is kept only by calling everything foreground, or nothing."""
+        """Whether the guarantee holds only by calling everything foreground, or nothing."""
         everything, nothing = self.fpr > 1.0 - _ROUNDING, self.set_size < _ROUNDING
         return everything if self.kind == "misses" else nothing
 

@@ -19,7 +19,7 @@ class HistogramBinning(Calibrator):
 
     Bins are [l, u) with 1.0 in the last. An empty bin of equal width has its centre as value. The edges of equal-mass
     bins lie between two values of p, where they divide the pixels most evenly. Ties stay together, so there can be
-    fewer bins than asked for. Edges are kept as logits.
+    fewer bins than requested. Edges are kept as logits.
 
     Args:
         bins: Number of bins.

@@ -136,7 +136,7 @@ class LogitHistogram:
         self._levels[levels] = self._levels.get(levels, 0) + counts
 
     def merge(self, other: LogitHistogram) -> None:
-        """Add the counts of another histogram, which stays as it is."""
+        """Add the counts of another histogram, which is not changed."""
         counted = add_pixels(self._counted, other._counted)
         self._counts = self._counts + beside(other._counts, self._counts)
         self._sums = self._sums + beside(other._sums, self._sums)

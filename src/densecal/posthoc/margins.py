@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_cdt, distance_transform_edt
 
 from densecal.errors import InputError
-from densecal.posthoc.risk_control import rounded_up
+from densecal.posthoc.risk_control import round_up
 
 SHAPES = ("disc", "square", "cross")
 _METRICS = {"square": "chessboard", "cross": "taxicab"}
@@ -64,7 +64,7 @@ class Margin:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether no finite margin keeps the promise."""
+        """Whether no finite margin gives the guarantee."""
         return math.isinf(self.pixels)
 
     def grow(self, mask: Masks) -> Masks:
@@ -73,7 +73,7 @@ class Margin:
 
 
 class MarginScores:
-    """Scores of images, and how much of them would lie inside the grown masks.
+    """Scores of images, and the share of each image that would lie inside its grown mask.
 
     Args:
         coverage: Share of an image's foreground to cover.
@@ -149,8 +149,8 @@ class MarginScores:
         rank = math.ceil((n + 1) * (1.0 - alpha) - 1e-9)
         if rank > n:
             needed = math.ceil(1.0 / alpha - 1.0 - 1e-9)
-            found = f"{n} {'groups' if grouped else 'images'} for alpha {alpha:g}"
-            raise InputError("risk control", found, f"at least {needed} (1/alpha - 1)")
+            problem = f"{n} {'groups' if grouped else 'images'} for alpha {alpha:g}"
+            raise InputError("risk control", problem, f"at least {needed} (1/alpha - 1)")
         scores = np.sort(self.units)
         margin = float(scores[rank - 1])
         inside = np.cumsum(self._inside) / self.images
@@ -158,7 +158,7 @@ class MarginScores:
         return Margin(
             margin, self.shape, self.coverage, alpha, float((scores <= margin).mean()), float((scores <= 0).mean()),
             size, float(inside[0]), self.images, n if grouped else None,
-            rounded_up(1.0 - float(np.isfinite(scores).sum()) / (n + 1)),
+            round_up(1.0 - float(np.isfinite(scores).sum()) / (n + 1)),
         )  # fmt: skip
 
 

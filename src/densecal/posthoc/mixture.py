@@ -26,7 +26,7 @@ def mixture_weights(q: NDArray[np.floating], pixels: Floats | None = None) -> Fl
 
     Args:
         q: Density of each component at each pixel, not negative.
-        pixels: (N,) how often each counts; once unless given.
+        pixels: (N,) how often each pixel counts; once by default.
     """
     n = np.ones(len(q)) if pixels is None else pixels
     n = n / n.sum()
@@ -37,7 +37,7 @@ def mixture_weights(q: NDArray[np.floating], pixels: Floats | None = None) -> Fl
     for _ in range(NEWTON_STEPS):
         value, slope, curvature = _evaluate(q, n, w)
         free = ~((w <= _NEAR) & (slope > 0.0))
-        step = -w  # of weights that are held at 0, or are all but there
+        step = -w  # the step of weights held at 0, or almost there
         step[free] = -np.linalg.lstsq(curvature[np.ix_(free, free)], slope[free], rcond=1e-13)[0]
         if -float(slope @ step) <= _TOLERANCE:
             break

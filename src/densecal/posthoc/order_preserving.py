@@ -21,12 +21,12 @@ class OrderPreservingScaling(ExpertScaling):
 
     Args:
         num_classes: K, at most 100.
-        strength: How much experts are held to changing nothing.
+        strength: How strongly experts are pulled towards the identity.
     """
 
     keeps_choice = True
 
-    def used(self, expert: int) -> Ints:
+    def active_rows(self, expert: int) -> Ints:
         """Return the rows of all ranks but the first, which has no gap above it."""
         return np.arange(1, self.num_classes)
 

@@ -18,7 +18,7 @@ from densecal.posthoc.base import Batch, Batches
 
 MAX_PIXELS = 1 << 20
 MAX_NUMBERS = 1 << 26
-"""The sample is at most so many pixels, and at most so many numbers: 64 million, which take 256 MB."""
+"""Limits of the sample, in pixels and in numbers: 64 million numbers take 256 MB."""
 LOG_FLOOR = -100.0
 """Log-probabilities below this count as this, because a weight of 0 times an infinite one would be NaN."""
 _CHUNK = 1 << 18
@@ -32,7 +32,7 @@ class PixelSample:
 
     Args:
         num_classes: K.
-        limit: Most pixels to keep; as many as memory is meant for unless given.
+        limit: Most pixels to keep; by default as many as the limits of this file allow.
 
     Attributes:
         class_counts: int64 (K,), all pixels by label, in the sample or not.
@@ -82,8 +82,8 @@ class PixelSample:
         valid = np.ones(y.shape, bool) if ignore_index is None else y != ignore_index
         labels = y[valid]
         if labels.size and not 0 <= labels.min() <= labels.max() < self.num_classes:
-            found = f"labels from {labels.min()} to {labels.max()}"
-            raise InputError("masks", found, f"0 to {self.num_classes - 1}, or {ignore_index} for void")
+            problem = f"labels from {labels.min()} to {labels.max()}"
+            raise InputError("masks", problem, f"0 to {self.num_classes - 1}, or {ignore_index} for void")
         keys = pixel_keys(self._seen, y.size)
         index = np.flatnonzero(valid & (keys <= self._below))
         log_p = log_probabilities(z[:, index].T.astype(np.float64))
@@ -129,8 +129,8 @@ class PixelSample:
             self._prune()
         return self._parts[0]
 
-    def where(self, chosen: NDArray[np.bool_]) -> PixelSample:
-        """Return the pixels (N,) that are chosen, as a sample of their own."""
+    def select(self, chosen: NDArray[np.bool_]) -> PixelSample:
+        """Return the pixels that a mask (N,) selects, as a sample of their own."""
         part = PixelSample(self.num_classes, self.limit)
         keys, log_p, y, image = self._read()
         part._parts = [(keys[chosen], log_p[chosen], y[chosen], image[chosen])]
@@ -147,7 +147,7 @@ class PixelSample:
 
 
 def draw_sample(batches: Batches, num_classes: int, ignore_index: int | None) -> PixelSample:
-    """Return the sample of one pass over batches, or what is a sample already."""
+    """Return the sample of one pass over batches; a sample is returned unchanged."""
     if isinstance(batches, PixelSample):
         return batches
     sample = PixelSample(num_classes)

@@ -12,7 +12,7 @@ share of its pixels whose set lacks the true class. The loss falls as tau rises,
 (n R + 1) / (n + 1) <= alpha, R being the mean loss (conformal risk control, Angelopoulos 2022): of a new image, at
 least a share 1 - alpha of the pixels is covered, on average over images. With delta, tau is the smallest above which
 the p-value of Hoeffding and Bentkus is at most delta: the same then holds with probability 1 - delta over calibration
-sets. Scores are rounded up to a grid, which changes the sets a little and the promise not at all.
+sets. Scores are rounded up to a grid, which changes the sets slightly and the guarantee not at all.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.posthoc.high_probability import check_levels, hoeffding_bentkus, smallest_level
-from densecal.posthoc.risk_control import rounded_up
+from densecal.posthoc.risk_control import round_up
 
 SCORES = ("thr", "aps", "raps")
 STEPS = 2000
 PENALTY = 0.01
 FREE = 2
-"""Classes of an image without a penalty in raps."""
+"""Ranks without a penalty in raps."""
 _ROUNDING = 1e-12
 _TRIVIAL = 1e-9
 
@@ -54,8 +54,8 @@ class SetControl:
         classes: K.
         images: Calibration images.
         groups: n, where images are grouped; else n is the number of images.
-        penalty: Of raps.
-        free: Of raps.
+        penalty: What raps adds per rank.
+        free: Ranks to which raps adds nothing.
         smallest_alpha: Smallest alpha below 1 for which some pixel has fewer than all classes; NaN where there is none.
     """
 
@@ -75,7 +75,7 @@ class SetControl:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether the promise is kept only by sets of all classes."""
+        """Whether the guarantee holds only with sets of all classes."""
         return self.set_size > self.classes - _TRIVIAL
 
     def sets(self, probabilities: NDArray[Any]) -> NDArray[np.bool_]:
@@ -93,7 +93,7 @@ class SetCurve:
         num_classes: K.
         score: One of ``SCORES``.
         penalty: What raps adds per rank.
-        free: Ranks to which it adds nothing.
+        free: Ranks to which raps adds nothing.
     """
 
     def __init__(self, num_classes: int, score: str = "thr", penalty: float = PENALTY, free: int = FREE) -> None:
@@ -145,9 +145,9 @@ class SetCurve:
         self._empty += group._empty / group.images
 
     def _check(self, other: SetCurve) -> None:
-        mine, theirs = ((c.num_classes, c.score, c.penalty, c.free) for c in (self, other))
-        if mine != theirs:
-            raise ValueError(f"cannot merge: {mine} here and {theirs} there")
+        ours, others = ((c.num_classes, c.score, c.penalty, c.free) for c in (self, other))
+        if ours != others:
+            raise ValueError(f"cannot merge: {ours} here and {others} there")
 
     def control(self, alpha: float, delta: float | None = None, grouped: bool = False) -> SetControl:
         """Return the smallest threshold whose misses are controlled at alpha.
@@ -187,7 +187,7 @@ class SetCurve:
         if not smaller.size:
             return math.nan
         misses = float(self._misses[smaller[-1]])
-        return rounded_up((misses + 1.0) / (n + 1)) if delta is None else smallest_level(misses / n, n, delta)
+        return round_up((misses + 1.0) / (n + 1)) if delta is None else smallest_level(misses / n, n, delta)
 
 
 def score_levels(p: NDArray[Any], score: str, penalty: float = PENALTY, free: int = FREE) -> Ints:
@@ -208,7 +208,7 @@ def score_levels(p: NDArray[Any], score: str, penalty: float = PENALTY, free: in
 
 
 def highest_score(score: str, classes: int, penalty: float = PENALTY, free: int = FREE) -> float:
-    """Return the largest score that there can be."""
+    """Return the largest possible score."""
     return 1.0 + (penalty * max(0, classes - free) if score == "raps" else 0.0)
 
 

@@ -16,7 +16,7 @@ NETWORKS = {
     "local-temperature": "densecal.posthoc.networks.local_temperature",
     "selective": "densecal.posthoc.networks.selective",
 }
-"""Calibrators that are networks. They calibrate one logit or K, need PyTorch, and are imported when asked for."""
+"""Calibrators that are networks. They calibrate one logit or K, need PyTorch, and are imported when requested."""
 
 CALIBRATORS: Registry[type[Calibrator]] = Registry("calibrator", NETWORKS)
 names, find, options = CALIBRATORS.names, CALIBRATORS.find, CALIBRATORS.options
@@ -33,12 +33,12 @@ def register(name: str) -> Callable[[C], C]:
     return add
 
 
-def create(name: str, **given: Any) -> Calibrator:
+def create(name: str, **options: Any) -> Calibrator:
     """Create an unfitted calibrator, which changes probabilities little or not at all.
 
     Args:
         name: One of `names()`.
-        **given: Its options. Calibrators for K classes take `num_classes` (1: one sigmoid logit).
+        **options: Its options. Calibrators for K classes take `num_classes` (1: one sigmoid logit).
 
     Raises:
         InputError: Unknown name, or an option's value is out of range.
@@ -48,7 +48,7 @@ def create(name: str, **given: Any) -> Calibrator:
         >>> float(create("temperature").temperature)
         1.0
     """
-    calibrator: Calibrator = CALIBRATORS.create(name, **given)
+    calibrator: Calibrator = CALIBRATORS.create(name, **options)
     return calibrator
 
 

@@ -193,10 +193,10 @@ class RiskCurve:
     def _smallest_alpha(self, bound: Floats) -> float:
         """Return the bound at the lowest threshold that leaves out some background, rounded up to four decimals."""
         spared = np.flatnonzero(self._false_alarms < self.with_background * (1.0 - _ROUNDING))
-        return rounded_up(float(bound[spared[0]])) if spared.size else math.nan
+        return round_up(float(bound[spared[0]])) if spared.size else math.nan
 
 
-def rounded_up(level: float) -> float:
+def round_up(level: float) -> float:
     """Return a level rounded up to four decimals; NaN if that is not below 1."""
     level = math.ceil(1e4 * (level - _ROUNDING)) / 1e4
     return level if level < 1.0 else math.nan

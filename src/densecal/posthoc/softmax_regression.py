@@ -6,7 +6,7 @@ The features f (F,) of a pixel make its K logits:
     L = mean of -log softmax(z)_y + sum of penalty (Theta - target)^2,        Theta >= lower
 
 L is convex. Its minimum is found by Newton steps, projected onto the bounds (Bertsekas 1982). The slope is that of all
-pixels. The curvature, which only decides how fast it goes, is that of the first pixels, and the search starts on them.
+pixels. The curvature, which only affects the speed, is that of the first pixels, and the search starts on them.
 Where a curvature of all parameters would be too large (more than about 35 classes), L-BFGS-B does the work.
 """
 
@@ -125,7 +125,7 @@ def _newton(problem: Problem, few: Problem, theta: Floats) -> Floats:
     for _ in range(MAX_STEPS):
         if not np.isfinite(value) or np.abs(theta).max() > _FLAT:
             raise NoMinimumError
-        # parameters at their bounds are held there, and those near by go there
+        # parameters at their bounds stay there, and those close to one move onto it
         free = ~((theta <= problem.lower + _NEAR) & (slope > 0.0)).ravel()
         curvature = few.curvature(theta)
         step = np.maximum(problem.lower - theta, -_NEAR).ravel()
@@ -150,7 +150,7 @@ def _search(problem: Problem, theta: Floats, value: float, slope: Floats, step: 
 
 
 def _solve_damped(curvature: Floats, right: Floats) -> Floats:
-    """Solve for a step. Adding the same to all logits changes nothing, so the curvature is flat in some directions."""
+    """Solve for a step. The curvature is flat in some directions: adding a constant to all logits changes nothing."""
     damping = _DAMPING * max(float(np.diag(curvature).max(initial=0.0)), 1e-12)
     for _ in range(8):
         damped = curvature.copy()

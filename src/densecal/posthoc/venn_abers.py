@@ -1,8 +1,8 @@
 """Venn-Abers calibration of one logit: two isotonic regressions per value, one for each label it may have (Vovk 2015).
 
 p1(z) is the isotonic regression of the data and one more pixel at z that is foreground, at z; p0(z) the same with
-background. One of them is the frequency of what such a pixel would belong to, so their distance says how sure that
-frequency is. The single number that loses least is p = p1 / (1 - p0 + p1).
+background. One of them is the frequency of what such a pixel would belong to, so their distance says how certain that
+frequency is. The single probability with least regret is p = p1 / (1 - p0 + p1).
 
 With N and K the numbers of pixels and of foreground up to each value, isotonic regression is the slope of the lower
 convex hull of the points (N, K). The added pixel moves the points from z on by (1, label), so the slope at z is that of
@@ -23,7 +23,7 @@ from densecal.posthoc.registry import register
 
 _MOST = 1 << 16
 _STEP = 1e-8
-"""Values are rounded to this, so that neighbours with the same value need no point each."""
+"""Values are rounded to this, so that neighbours with the same value share a point."""
 
 Ints = NDArray[np.int64]
 
@@ -32,9 +32,9 @@ Ints = NDArray[np.int64]
 class VennAbers(Calibrator):
     """p' = p1 / (1 - p0 + p1); which pixels lie above 0.5 may change.
 
-    It is isotonic regression that is never sure: with few pixels it keeps away from 0 and 1. `interval` gives p0 and
-    p1. Their promise is for pixels that are exchangeable; those of one image are alike, so the interval is too narrow
-    for new images. More than 2^16 different logits are put into fine bins first.
+    It is isotonic regression that is never certain: with few pixels it keeps away from 0 and 1. `interval` gives p0 and
+    p1. Their guarantee is for exchangeable pixels; those of one image are alike, so the interval is too narrow for new
+    images. More than 2^16 different logits are put into fine bins first.
     """
 
     tables = ("z", "p0", "p1")
@@ -73,7 +73,7 @@ class VennAbers(Calibrator):
             raise ValueError("p0 above p1; expected p0 <= p1")
 
     def _fit(self, data: Any, ignore_index: int | None) -> None:
-        z, n, k = _binned(*data.by_logit())
+        z, n, k = _bin(*data.by_logit())
         pixels, positives = (np.concatenate([[0.0], np.cumsum(part)]) for part in (n, k))
         before, after = _hull_neighbours(pixels, positives), _hull_neighbours(-pixels[::-1], positives[::-1])
         after = len(z) - after[::-1]
@@ -87,7 +87,7 @@ class VennAbers(Calibrator):
         self.set_table("p1", np.append(p1[:-1][needed], p1[-1]))
 
 
-def _binned(z: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats, Floats]:
+def _bin(z: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats, Floats]:
     """Return logits with pixels and foreground; many are put into fine bins, at their mean."""
     if len(z) <= _MOST:
         return z, n, k

@@ -16,12 +16,12 @@ Chunks = Iterator[NDArray[np.float32]]
 """Probabilities (classes, rows, W) of one image, from top to bottom."""
 
 
-def group_by_pixels(samples: Iterable[T], pixels: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Yield groups of at most ``most`` samples, smaller ones where samples together exceed ``LARGE_PIXELS``."""
+def group_by_pixels(samples: Iterable[T], pixels: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Yield groups of at most ``limit`` samples, smaller ones where samples together exceed ``LARGE_PIXELS``."""
     group: list[T] = []
     for sample in samples:
         group.append(sample)
-        if len(group) == most or sum(map(pixels, group)) > LARGE_PIXELS:
+        if len(group) == limit or sum(map(pixels, group)) > LARGE_PIXELS:
             yield group
             group = []
     if group:

@@ -1,4 +1,4 @@
-"""Reference rows: deep ensembles and MC dropout, both as the mean probability of several networks."""
+"""Deep ensembles and MC dropout, both as the mean probability of several networks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logits_of_mean(outputs: Iterable[Tensor]) -> Tensor:
 
 
 def mean_logits(members: Sequence[Logits]) -> Logits:
-    """Return a deep ensemble: a function to the logits of the members' mean probability."""
+    """Return a deep ensemble: a function from images to the logits of the members' mean probability."""
     return lambda images: logits_of_mean(member(images) for member in members)
 
 
@@ -100,7 +100,7 @@ def with_mc_dropout(predictor: Predictor, samples: int = 10, seed: int = 0) -> P
 
 
 def _replace_model(predictor: Predictor, model: nn.Module) -> Predictor:
-    """Replace a model by a mean, for which the model's own calibrator was not fitted."""
+    """Replace a model with a mean of models, and drop its calibrator, which was not fitted for the mean."""
     if predictor.calibrator is not None:
         method = predictor.calibrator.method
         warnings.warn(f"the mean is not calibrated: {method} was fitted to one model alone", stacklevel=3)
@@ -128,7 +128,7 @@ class _MCDropout(nn.Module):
         self.seed = seed
 
     def forward(self, images: Tensor) -> Tensor:
-        with _dropout_on(self.network), _seed_generator(images.device, self.seed):
+        with _enable_dropout(self.network), _seed_generator(images.device, self.seed):
             return logits_of_mean(self.network(images) for _ in range(self.samples))
 
 
@@ -138,7 +138,7 @@ def _dropouts(network: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _dropout_on(network: nn.Module) -> Iterator[None]:
+def _enable_dropout(network: nn.Module) -> Iterator[None]:
     """Switch on dropout and nothing else, and restore it afterwards."""
     before = [(module, module.training) for module in _dropouts(network)]
     try:

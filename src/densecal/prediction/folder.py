@@ -58,14 +58,14 @@ def predict(
         format: ``png16`` (default), ``png8`` or ``npy`` (float32; the default for several classes).
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
             ``confidence/`` and ``entropy/``.
-        batch: Images at a time; for tiles, as many as have the same number of pixels.
+        batch: Images at a time; for tiles, as many tiles as have the pixels of these images.
         tiling: Cut images into tiles at their own resolution; by default they are resized to the size of training.
         like_onnx: Resize probabilities in place of logits, as users of an exported file do.
         max_pixels: Refuse larger images.
-        progress: Told how many maps are written.
+        progress: Receives the number of maps written.
         processes: The processes that share the work, batch by batch; all of them make this call.
         reads: Further files that must not be written over, such as those of the model.
-        force: Replace files in the way that no earlier prediction wrote, but never an image.
+        force: Also replace files that no earlier prediction wrote, but never an image.
 
     Returns:
         Number of maps written by all processes, on the first of them.

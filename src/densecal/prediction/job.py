@@ -71,9 +71,9 @@ def predict_on(
     Args:
         engine: Where the work is done. All its processes see the files of the job.
         job: What to predict.
-        progress: Told how many maps are written.
+        progress: Receives the number of maps written.
         reads: Further files that must not be written over, such as those of the model.
-        force: Replace files in the way that no earlier prediction wrote, but never an image.
+        force: Also replace files that no earlier prediction wrote, but never an image.
     """
     classes = replace(job, device="cpu").open()[1]
     format = check_format(job.format, classes)
@@ -92,8 +92,8 @@ def predict_on(
 
 
 def _predict_batches(job: Job, batches: list[list[str]]) -> int:
-    """Write the maps of some batches; done twice, it leaves the same files."""
-    maps, source = _opened(job)
+    """Write the maps of some batches; a second call writes the same files."""
+    maps, source = _open_once(job)
     assert job.format is not None
     return write_batches(
         maps, source, batches, job.out, job.format, uncertainty=job.uncertainty, max_pixels=job.max_pixels
@@ -101,6 +101,6 @@ def _predict_batches(job: Job, batches: list[list[str]]) -> int:
 
 
 @lru_cache(maxsize=1)
-def _opened(job: Job) -> tuple[Maps, Source]:
-    """Keep the model between the calls of a process."""
+def _open_once(job: Job) -> tuple[Maps, Source]:
+    """Open the model of a job once per process."""
     return job.open()[0], open_source(job.images)

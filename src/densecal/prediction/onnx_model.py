@@ -36,7 +36,7 @@ class OnnxModel:
         channels_last: Whether the input is (B, H, W, 3) and not (B, 3, H, W).
         output: Name of the output with the maps.
         classes: 1 for a foreground map, K for K classes.
-        exported: Whether `densecal export` made it of a run.
+        exported: Whether `densecal export` made it from a run.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class OnnxModel:
         step = fixed if isinstance(fixed, int) else len(inputs)
         for first in range(0, len(inputs), step):
             part = inputs[first : first + step]
-            missing = step - len(part)  # a network of a fixed batch is given its last image again
+            missing = step - len(part)  # copies of the last image fill the batch of a network with a fixed batch size
             batch = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
             yield from self.probabilities(self._run([self.output], batch)[0])[: len(part)]
 
@@ -82,7 +82,7 @@ class OnnxModel:
         """Turn an output (B, K, H, W) or (B, H, W) into probabilities (B, K, H, W).
 
         Raises:
-            InputError: It is something else; says which key of the preprocessing would help.
+            InputError: It has another shape; the message names the key of the preprocessing that would help.
         """
         z = np.asarray(output if output.ndim == 4 else output[:, None], np.float32)
         if z.ndim != 4 or z.shape[1] != self.classes:
@@ -93,12 +93,12 @@ class OnnxModel:
         return activate(z, self.preprocess.activation, self.path, f"output {self.output!r}")
 
     def reopen(self, content: bytes) -> OnnxModel:
-        """Return the same for another file of the same inputs and outputs."""
+        """Return a model like this one from another file with the same inputs and outputs."""
         return replace(self, session=open_session(self.path, "cpu", content))
 
     @property
     def output_type(self) -> str:
-        """The type of the output with the maps, as onnxruntime calls it."""
+        """Type of the output with the maps, in onnxruntime's words."""
         return next(str(one.type) for one in self.session.get_outputs() if one.name == self.output)
 
     def _inputs(self, images: list[Array]) -> Array:
@@ -129,13 +129,13 @@ def load_onnx(path: Path, preprocess: str | None = None, device: str = "auto") -
         device: auto or cpu, or cuda with onnxruntime-gpu.
 
     Raises:
-        InputError: It cannot be used; says which key of the preprocessing would help.
+        InputError: It cannot be used; the message names the key of the preprocessing that would help.
     """
     session = open_session(path, device)
     about = session.get_inputs()[0]
     if len(session.get_inputs()) != 1 or about.type not in TYPES or len(about.shape) != 4:
-        found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
-        raise InputError(path, f"inputs {found}", "one input, a batch of images of floats or bytes")
+        inputs = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
+        raise InputError(path, f"inputs {inputs}", "one input, a batch of images of floats or bytes")
     metadata = session.get_modelmeta().custom_metadata_map
     if preprocess is not None:
         steps = read_preprocess(preprocess)
@@ -165,26 +165,26 @@ def own_preprocess(metadata: Mapping[str, str], path: Path) -> Preprocess:
         if "preprocess" in metadata:
             return parse_preprocess(json.loads(metadata["preprocess"]), str(path))
         values = {key: json.loads(metadata[key]) for key in ("size", "mean", "std")}
-        given = parse_preprocess(values, str(path))
+        preprocess = parse_preprocess(values, str(path))
         kind = metadata["input"]
     except (KeyError, ValueError) as error:
         raise InputError(path, f"damaged metadata ({error})", "a file of densecal export, or --preprocess") from None
     if kind == "normalised":
-        return given
-    return Preprocess(size=given.size, scale=1.0 if kind == "uint8" else 255.0)
+        return preprocess
+    return Preprocess(size=preprocess.size, scale=1.0 if kind == "uint8" else 255.0)
 
 
-def output_name(path: Path, names: list[str], wanted: int | str) -> str:
+def output_name(path: Path, names: list[str], output: int | str) -> str:
     """Return the name of an output by its index or name.
 
     Raises:
         InputError: There is no such output.
     """
-    if wanted in names:
-        return str(wanted)
-    if not isinstance(wanted, int) or wanted >= len(names):
-        raise InputError(path, f"no output {wanted!r}", f"0 to {len(names) - 1}, or one of {', '.join(names)}")
-    return names[wanted]
+    if output in names:
+        return str(output)
+    if not isinstance(output, int) or output >= len(names):
+        raise InputError(path, f"no output {output!r}", f"0 to {len(names) - 1}, or one of {', '.join(names)}")
+    return names[output]
 
 
 def open_session(path: Path, device: str, content: bytes | None = None) -> Any:
@@ -202,7 +202,7 @@ def open_session(path: Path, device: str, content: bytes | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     options.intra_op_num_threads = int(threads) if threads.isdecimal() else cores()
-    options.log_severity_level = 4  # errors are raised as well
+    options.log_severity_level = 4  # log nothing: errors are raised anyway
     try:
         order = ["CUDAExecutionProvider"] * use_cuda + ["CPUExecutionProvider"]
         return onnxruntime.InferenceSession(content or str(path), options, providers=order)
@@ -218,19 +218,19 @@ def _is_channels_last(path: Path, shape: list[Any]) -> bool:
     return bool(last)
 
 
-def _input_size(path: Path, sides: list[Any], wanted: tuple[int, int] | None) -> tuple[int, int]:
+def _input_size(path: Path, sides: list[Any], preferred: tuple[int, int] | None) -> tuple[int, int]:
     """Return the height and width of the input, which the file or the preprocessing must fix."""
     height, width = (side if isinstance(side, int) else None for side in sides)
-    if wanted is None and (height is None or width is None):
+    if preferred is None and (height is None or width is None):
         raise InputError(path, "a network for images of any size", "size in --preprocess, the side it was trained at")
-    size = wanted or (height or 0, width or 0)
+    size = preferred or (height or 0, width or 0)
     if (height or size[0], width or size[1]) != size:
         raise InputError(path, f"an input of {height} x {width}", f"{size[0]} x {size[1]}, the size of --preprocess")
     return size
 
 
 def _classes(model: OnnxModel) -> int:
-    """Return the channels of the output with the maps; where the file does not say, those of a black image."""
+    """Return the number of channels of the maps; where the file does not say, run it on a black image."""
     shape = next(one.shape for one in model.session.get_outputs() if one.name == model.output)
     if len(shape) not in (3, 4) or (len(shape) == 4 and not isinstance(shape[1], int)):
         shape = model.outputs([np.zeros((*model.size, 3), np.uint8)])[model.output].shape
@@ -241,14 +241,14 @@ def _classes(model: OnnxModel) -> int:
 
 
 def _resize(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
-    """Resize a map (h, w) bilinearly; what rounding takes out of [0, 1] is put back."""
+    """Resize a map (h, w) bilinearly, and clip rounding errors to [0, 1]."""
     height, width = size
     resized = Image.fromarray(p).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized, np.float32).clip(0, 1)
 
 
 def _interpolate(p: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
-    """Interpolate a map (h, w) bilinearly, as torch does, which averages nothing where the map gets smaller."""
+    """Interpolate a map (h, w) bilinearly as torch does, without averaging where the map gets smaller."""
     for axis, side in enumerate(size):
         last = p.shape[axis] - 1
         at = ((np.arange(side) + 0.5) * p.shape[axis] / side - 0.5).clip(0, last)

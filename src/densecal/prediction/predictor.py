@@ -37,7 +37,7 @@ class Predictor:
     """A trained model ready for use.
 
     Attributes:
-        model: The network, as ``prepared`` leaves it.
+        model: The network, as ``prepare_model`` returns it.
         config: The configuration it was trained with.
         device: Where it is.
         calibrator: Turns its logits into probabilities, in place of sigmoid or softmax.
@@ -139,9 +139,9 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     where = torch.device(
         "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
     )
-    given = config.model
+    settings = config.model
     try:
-        model = build(given.arch, given.encoder, None, config.data.classes, **given.options)
+        model = build(settings.arch, settings.encoder, None, config.data.classes, **settings.options)
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -170,7 +170,7 @@ def prepare_model(model: Model, device: torch.device, graphs: bool = False) -> M
 
 
 def _own_calibrator(run: Path, config: Config) -> Calibrator | None:
-    """Load the calibrator that the configuration of a run asks for."""
+    """Load the calibrator that the configuration of a run names."""
     name, path = config.model.calibrator, run / checkpoint.CALIBRATOR
     if name is None:
         return None

@@ -29,13 +29,13 @@ RESAMPLING = {
 ORDERS = ("rgb", "bgr")
 ACTIVATIONS = ("none", "sigmoid", "softmax")
 TOLERANCE = 1e-3
-"""How far an output may leave [0, 1], by rounding, and still count as probabilities."""
+"""How far an output may exceed [0, 1] through rounding and still count as probabilities."""
 MAX_SIDE = 1 << 14
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """From an image to the input of a network, and from its output to probabilities.
+    """How an image becomes the input of a network, and its output becomes probabilities.
 
     Attributes:
         size: Height and width of the input; None for that of the network, which must then be fixed.
@@ -81,8 +81,8 @@ def activate(z: NDArray[np.float32], activation: str, where: str | Path, output:
     Args:
         z: The output.
         activation: One of ``ACTIVATIONS``.
-        where: What errors call the network.
-        output: What they call the output.
+        where: Name of the network in errors.
+        output: Name of the output in errors.
 
     Raises:
         InputError: It has values that are not finite, or no probabilities without an activation.
@@ -136,7 +136,7 @@ def parse_preprocess(content: Any, where: str) -> Preprocess:
 
 
 def check_keys(content: Any, where: str, checks: Mapping[str, Callable[[Any, str], Any]]) -> dict[str, Any]:
-    """Return the content of a YAML file with every value as the check of its key returns it.
+    """Return the content of a YAML file, with every value replaced by what the check of its key returns.
 
     Raises:
         InputError: The content is no mapping, a key is unknown or has a wrong value.
@@ -151,16 +151,16 @@ def check_keys(content: Any, where: str, checks: Mapping[str, Callable[[Any, str
 
 
 def check_choice(allowed: tuple[str, ...], value: Any, where: str) -> str:
-    """Return a value that is one of some words."""
+    """Return a value if it is an allowed word."""
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(where, shown(value), f"one of {', '.join(allowed)}")
+        raise InputError(where, describe(value), f"one of {', '.join(allowed)}")
     return value
 
 
 def _size(value: Any, where: str) -> tuple[int, int]:
     sides = value if isinstance(value, list) else [value, value]
     if len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides):
-        raise InputError(where, shown(value), f"a side in pixels up to {MAX_SIDE:,}, or [height, width]")
+        raise InputError(where, describe(value), f"a side in pixels up to {MAX_SIDE:,}, or [height, width]")
     return sides[0], sides[1]
 
 
@@ -168,28 +168,28 @@ def _scale(value: Any, where: str) -> float | str:
     if value == "max":
         return "max"
     if not is_number(value) or not value > 0:
-        raise InputError(where, shown(value), "a number above 0, such as 255, or max")
+        raise InputError(where, describe(value), "a number above 0, such as 255, or max")
     return float(value)
 
 
 def _channels(value: Any, where: str) -> tuple[float, ...]:
     numbers = value if isinstance(value, list) else [value] * 3
     if len(numbers) != 3 or not all(map(is_number, numbers)):
-        raise InputError(where, shown(value), "a number, or a list of three: red, green, blue (or as in order)")
+        raise InputError(where, describe(value), "a number, or a list of three: red, green, blue (or as in order)")
     return tuple(map(float, numbers))
 
 
 def _std(value: Any, where: str) -> tuple[float, ...]:
     numbers = _channels(value, where)
     if not min(numbers) > 0:
-        raise InputError(where, shown(value), "numbers above 0")
+        raise InputError(where, describe(value), "numbers above 0")
     return numbers
 
 
 def check_output(value: Any, where: str) -> int | str:
     """Return the index or the name of an output."""
     if type(value) not in (int, str) or (isinstance(value, int) and value < 0):
-        raise InputError(where, shown(value), "the index of an output from 0, or its name")
+        raise InputError(where, describe(value), "the index of an output from 0, or its name")
     return value  # type: ignore[no-any-return]
 
 
@@ -198,6 +198,6 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and bool(np.isfinite(value)) and abs(value) < 1e9
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return the text of a value for an error."""
     return repr(value)[:60]

@@ -42,7 +42,7 @@ class Tiling:
 
     @classmethod
     def of(cls, tile: int, overlap: int | None = None) -> Tiling:
-        """Check what a user asked for; the overlap is a quarter of the tile, at least 32, unless given."""
+        """Create a tiling from a user's numbers; by default the overlap is a quarter of the tile, at least 32."""
         if tile < 2 * MULTIPLE or tile % MULTIPLE:
             raise InputError("--tile", str(tile), f"a multiple of {MULTIPLE}, at least {2 * MULTIPLE}")
         if overlap is None:
@@ -53,10 +53,10 @@ class Tiling:
 
     @classmethod
     def of_volume(cls, tile: int, overlap: int | None = None) -> Tiling:
-        """Check what a user asked for an axis of volumes, whose tiles may have any side.
+        """Create the tiling of an axis of volumes, whose tiles may have any side, from a user's numbers.
 
-        They start at multiples of the largest power of two, up to 32, that divides half a tile. The overlap is a
-        quarter of the tile, at least that multiple, unless given.
+        They start at multiples of the largest power of two, up to 32, that divides half a tile. By default the overlap
+        is a quarter of the tile, at least that multiple.
         """
         if tile < 1:
             raise InputError("--tile", str(tile), "voxels, at least 1")
@@ -122,25 +122,25 @@ def blend(
     """
     first_axis, others = axes[0], axes[1:]
     length, *lengths = image.shape[: len(axes)]
-    places = [
+    positions = [
         list(zip(axis.starts(side), axis.weights(side), strict=True))
         for axis, side in zip(others, lengths, strict=True)
     ]
     tops, by_top = first_axis.starts(length), first_axis.weights(length)
-    beside = list(itertools.product(*places))
+    beside = list(itertools.product(*positions))
     chunk: Floats | None = None  # the rows of the current tiles, with the contributions of the tiles above
     for i, top in enumerate(tops):
         for first in range(0, len(beside), batch):
             group = beside[first : first + batch]
-            cuts = [_cut(image, axes, (top, *(start for start, _ in place))) for place in group]
+            cuts = [_cut(image, axes, (top, *(start for start, _ in position))) for position in group]
             tiles = probabilities(np.stack(cuts))
             if chunk is None:
-                ends = (places_of_axis[-1][0] + axis.tile for places_of_axis, axis in zip(places, others, strict=True))
+                ends = (along[-1][0] + axis.tile for along, axis in zip(positions, others, strict=True))
                 chunk = np.zeros((tiles.shape[1], first_axis.tile, *ends), np.float32)
-            for place, p in zip(group, tiles, strict=True):
-                inside = [slice(start, start + side) for (start, _), side in zip(place, p.shape[2:], strict=True)]
+            for position, p in zip(group, tiles, strict=True):
+                inside = [slice(start, start + side) for (start, _), side in zip(position, p.shape[2:], strict=True)]
                 part = chunk[(slice(None), slice(p.shape[1]), *inside)]
-                part += _weigh(p, (by_top[i], *(weight for _, weight in place)))
+                part += _weigh(p, (by_top[i], *(weight for _, weight in position)))
         assert chunk is not None
         done = (tops[i + 1] if i + 1 < len(tops) else length) - top
         yield chunk[(slice(None), slice(done), *map(slice, lengths))].copy()

@@ -26,8 +26,8 @@ from densecal.prediction.preprocess import (
     check_choice,
     check_keys,
     check_output,
+    describe,
     is_number,
-    shown,
 )
 from densecal.prediction.tiles import Tiling
 
@@ -39,14 +39,14 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class VolumeInput:
-    """From a volume to the input of a network, and from its output to probabilities.
+    """How a volume becomes the input of a network, and its output becomes probabilities.
 
     Attributes:
         tile: Sides of a tile in voxels, in the order of the network's axes; None for those of the network.
         overlap: Voxels that tiles share along every axis; None for a quarter of a tile.
         axes: Order of the axes that the network takes: ``zyx`` (SimpleITK, nnU-Net) or ``xyz`` (nibabel, MONAI). Arrays
             without a geometry go in as they are.
-        clip: The least and the greatest value.
+        clip: The lowest and the highest value.
         percentiles: The same as percentiles of the volume.
         normalise: ``range`` maps the range of ``clip`` or ``percentiles``, or that of the volume, to 0 to 1; ``zscore``
             subtracts the mean of the volume and divides by its standard deviation; ``none`` takes ``mean`` and ``std``.
@@ -78,15 +78,15 @@ class VolumeInput:
             sides: Those of the network, where it takes only one size.
 
         Raises:
-            InputError: They are not known, or differ from those of the network.
+            InputError: The sides are not known, or differ from those of the network.
         """
         tile = self.tile or sides
         if tile is None:
             raise InputError("--tile", "none", "the side in voxels that the network was trained on, such as 96")
         if sides is not None and tile != sides:
-            raise InputError("--tile", _words(tile), f"{_words(sides)}, which the network takes")
+            raise InputError("--tile", _sides_text(tile), f"{_sides_text(sides)}, which the network takes")
         if math.prod(tile) > MAX_VOXELS:
-            raise InputError("--tile", _words(tile), f"at most {MAX_VOXELS:,} voxels")
+            raise InputError("--tile", _sides_text(tile), f"at most {MAX_VOXELS:,} voxels")
         a, b, c = (Tiling.of_volume(*pair) for pair in zip(tile, self.overlap or (None,) * 3, strict=True))
         return a, b, c
 
@@ -112,15 +112,15 @@ def read_volume_input(option: str | None, tile: int | None = None, overlap: int 
     Raises:
         InputError: There is no such file, or a key has a wrong value.
     """
-    given = VolumeInput()
+    settings = VolumeInput()
     if option is not None:
         path = Path(option)
         if path.suffix.lower() not in (".yaml", ".yml"):
             raise InputError("--preprocess", option, "a YAML file, for a network of volumes")
-        given = parse_volume_input(read_yaml(path, "a YAML file that says how volumes are prepared"), option)
+        settings = parse_volume_input(read_yaml(path, "a YAML file that says how volumes are prepared"), option)
     if tile is not None:
-        given = replace(given, tile=(tile,) * 3, overlap=None)
-    return given if overlap is None else replace(given, overlap=(overlap,) * 3)
+        settings = replace(settings, tile=(tile,) * 3, overlap=None)
+    return settings if overlap is None else replace(settings, overlap=(overlap,) * 3)
 
 
 def parse_volume_input(content: Any, where: str) -> VolumeInput:
@@ -141,34 +141,34 @@ def parse_volume_input(content: Any, where: str) -> VolumeInput:
         "output": check_output,
         "activation": partial(check_choice, ACTIVATIONS),
     }
-    given = check_keys(content, where, checks)
+    settings = check_keys(content, where, checks)
     for key, other in (("clip", "percentiles"), ("normalise", "mean"), ("normalise", "std")):
-        if key in given and other in given:
+        if key in settings and other in settings:
             raise InputError(f"{where}: {key}", f"{other} as well", "one of them")
-    return VolumeInput(**given)
+    return VolumeInput(**settings)
 
 
 def _sides(least: int, value: Any, where: str) -> tuple[int, int, int]:
     sides = value if isinstance(value, list) else [value] * 3
     if len(sides) != 3 or not all(type(side) is int and least <= side <= MAX_SIDE for side in sides):
-        raise InputError(where, shown(value), f"a whole number of voxels from {least}, or a list of three")
+        raise InputError(where, describe(value), f"a whole number of voxels from {least}, or a list of three")
     return sides[0], sides[1], sides[2]
 
 
 def _bounds(limits: tuple[float, float] | None, value: Any, where: str) -> tuple[float, float]:
     expected = "two numbers, the lower one first" + (f", from {limits[0]:g} to {limits[1]:g}" if limits else "")
     if not isinstance(value, list) or len(value) != 2 or not all(map(is_number, value)) or not value[0] < value[1]:
-        raise InputError(where, shown(value), expected)
+        raise InputError(where, describe(value), expected)
     if limits is not None and not limits[0] <= value[0] < value[1] <= limits[1]:
-        raise InputError(where, shown(value), expected)
+        raise InputError(where, describe(value), expected)
     return float(value[0]), float(value[1])
 
 
 def _number(above: float | None, value: Any, where: str) -> float:
     if not is_number(value) or (above is not None and not value > above):
-        raise InputError(where, shown(value), "a number" if above is None else f"a number above {above:g}")
+        raise InputError(where, describe(value), "a number" if above is None else f"a number above {above:g}")
     return float(value)
 
 
-def _words(sides: tuple[int, ...]) -> str:
+def _sides_text(sides: tuple[int, ...]) -> str:
     return " x ".join(map(str, sides))

@@ -34,7 +34,7 @@ class VolumeNetwork:
     """A network for volumes, ready for use.
 
     Attributes:
-        name: What errors call it.
+        name: Its name in errors.
         run: From tiles (B, channels, space) to one of its outputs.
         sides: Sides of the tiles, where it takes only one size.
         batch: Tiles at a time, where it takes only one number of them.
@@ -53,7 +53,7 @@ class VolumeNetwork:
         Raises:
             InputError: The network does not take them, or returns something else.
         """
-        given = tiles
+        original = tiles
         if self.channels is not None and tiles.shape[1] != self.channels:
             raise InputError(self.name, f"volumes of {tiles.shape[1]} channels", f"{self.channels}, as the network has")
         if self.batch is not None and self.batch > len(tiles):
@@ -70,7 +70,7 @@ class VolumeNetwork:
         if output.ndim != 5 or output.shape[0] != len(tiles) or output.shape[2:] != tiles.shape[2:]:
             expected = f"(B, K, D, H, W) of the size of the input {tiles.shape}: another output in --preprocess"
             raise InputError(self.name, f"an output of shape {output.shape}", expected)
-        return output[: len(given)]
+        return output[: len(original)]
 
 
 def is_torch_file(path: Path) -> bool:
@@ -134,7 +134,7 @@ def module_network(
         module: The network; a module is moved to the device and put into evaluation mode.
         output: Index or name of the output with the maps, where it returns several.
         device: auto, cpu or cuda.
-        name: What errors call it.
+        name: Its name in errors.
         channels: Channels of its input.
     """
     import torch
@@ -161,23 +161,23 @@ def torch_device(device: str) -> device:
 
 
 def _choose(result: Any, output: int | str, name: str) -> Any:
-    """Return one of the outputs of a network that returns a tensor, several, or tensors by name."""
+    """Return one output of a network that returns a tensor, several tensors, or tensors by name."""
     from torch import is_tensor
 
-    found: str | None = None
+    problem: str | None = None
     if isinstance(result, Mapping):
         keys = list(result)
         key = keys[output] if isinstance(output, int) and output < len(keys) else output
-        found = None if key in result else f"outputs {', '.join(map(str, keys))}"
+        problem = None if key in result else f"outputs {', '.join(map(str, keys))}"
         result = result.get(key)
     elif isinstance(result, Sequence):
         fits = isinstance(output, int) and output < len(result)
-        found = None if fits else f"{len(result)} outputs"
+        problem = None if fits else f"{len(result)} outputs"
         result = result[output] if isinstance(output, int) and fits else None
     elif output != 0:
-        found = "one output"
-    if found is not None:
-        raise InputError(name, found, f"an output {output!r} (output in --preprocess)")
+        problem = "one output"
+    if problem is not None:
+        raise InputError(name, problem, f"an output {output!r} (output in --preprocess)")
     if not is_tensor(result):
         raise InputError(name, f"an output of type {type(result).__name__}", "a tensor (output in --preprocess)")
     return result
@@ -197,15 +197,15 @@ def _load_exported(path: Path, output: int | str, device: str) -> VolumeNetwork:
     inputs = [node for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs]
     shapes = [node.meta["val"].shape for node in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 5:
-        found = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise InputError(path, f"inputs of shape {found}", f"one input, {_SHAPE}")
+        listing = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise InputError(path, f"inputs of shape {listing}", f"one input, {_SHAPE}")
     module = exported.module().to(torch_device(device))
     network = module_network(lambda x: module(x), output, device, str(path))  # it has no eval()
     return _with_lengths(network, [int(one) if isinstance(one, int) else None for one in shapes[0]])
 
 
 def _with_lengths(network: VolumeNetwork, lengths: Sequence[int | None]) -> VolumeNetwork:
-    """Add what a file says of the lengths of its input (B, channels, D, H, W); ``None`` where they are free."""
+    """Add what a file says about the lengths of its input (B, channels, D, H, W); ``None`` where they are free."""
     batch, channels, *sides = lengths
     fixed = [side for side in sides if side is not None]
     if len(fixed) not in (0, 3):
@@ -218,17 +218,17 @@ def _load_onnx(path: Path, output: int | str, device: str) -> VolumeNetwork:
     session = open_session(path, device)
     about = session.get_inputs()[0]
     if len(session.get_inputs()) != 1 or about.type not in TYPES or len(about.shape) != 5:
-        found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
-        raise InputError(path, f"inputs {found}", f"one input, {_SHAPE}")
+        inputs = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in session.get_inputs())
+        raise InputError(path, f"inputs {inputs}", f"one input, {_SHAPE}")
     chosen = output_name(path, [one.name for one in session.get_outputs()], output)
 
     def run(tiles: Floats) -> Floats:
         values = tiles.astype(TYPES[about.type])
         try:
-            found: list[Any] = session.run([chosen], {about.name: values})
+            outputs: list[Any] = session.run([chosen], {about.name: values})
         except Exception as error:  # onnxruntime's error classes are private
             raise ValueError(str(error)) from None
-        return np.asarray(found[0], np.float32)
+        return np.asarray(outputs[0], np.float32)
 
     lengths = [length if isinstance(length, int) else None for length in about.shape]
     return _with_lengths(VolumeNetwork(str(path), run), lengths)

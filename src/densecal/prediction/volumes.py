@@ -75,13 +75,14 @@ def predict_volumes(
         format: ``npy`` for arrays in place of the volume's own format.
         uncertainty: Also write the confidence of the winning class and the entropy, as a share of its maximum, into
             ``confidence/`` and ``entropy/``.
-        batch: Images of 512 x 512 pixels that have as many pixels as the tiles that go through the network at a time.
+        batch: Number of images of 512 x 512 pixels. As many tiles go through the network at a time as have their
+            pixels.
         max_voxels: Refuse larger volumes.
         device: auto, cpu or cuda, for modules.
-        progress: Told how many maps are written.
+        progress: Receives the number of maps written.
         processes: The processes that share the work; all of them make this call.
         reads: Further files that must not be written over, such as that of the network.
-        force: Replace files in the way that no earlier prediction wrote, but never a volume.
+        force: Also replace files that no earlier prediction wrote, but never a volume.
 
     Returns:
         Number of maps written by all processes, on the first of them.
@@ -126,7 +127,7 @@ def volume_probabilities(
         volume: The volume.
         prepare: How it is prepared and cut, and what the output means.
         batch: As for `predict_volumes`.
-        name: What errors call it.
+        name: Name of the volume in errors.
     """
     tilings = prepare.tilings(network.sides)
     voxels = tilings[0].tile * tilings[1].tile * tilings[2].tile

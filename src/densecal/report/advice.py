@@ -54,7 +54,7 @@ def comparisons(paired: Sequence[PairedDifference]) -> list[str]:
 
 
 def _advice(record: Record) -> Advice:
-    sentences = [text for text in (_verdict(record), _repair(record), _where(record)) if text]
+    sentences = [text for text in (_verdict(record), _repair(record), _worst_places(record)) if text]
     helps = record.repair is not None and _helps(record.repair)
     return Advice(
         record.name, record.dataset, sentences, "densecal calibrate fit temperature MAPS/ MASKS/ --out cal.json" * helps
@@ -102,7 +102,7 @@ def _helps(repair: Repair) -> bool:
     return repair.ece_after < _HELPS * repair.ece_before and repair.ece_before >= CALIBRATED
 
 
-def _where(record: Record) -> str:
+def _worst_places(record: Record) -> str:
     """Return where errors are largest: at boundaries, or on objects of one size."""
     error = record.calibration.get("ece_ew", math.nan)
     if not error >= CALIBRATED:
@@ -129,7 +129,7 @@ def _comparison(pair: PairedDifference) -> str:
     low, high = sorted(abs(end) for end in ends)
     if ends[0] <= 0 <= ends[1]:
         return (
-            f"{pair.a} and {pair.b} on {pair.dataset}: no sure difference in calibration. Their ECE differ by "
+            f"{pair.a} and {pair.b} on {pair.dataset}: no clear difference in calibration. Their ECEs differ by "
             f"{_number(abs(difference))} points, and the 95 % interval, {100 * ends[0]:+.2f} to {100 * ends[1]:+.2f}, "
             "includes 0."
         )

@@ -49,7 +49,7 @@ def write_benchmark_figures(summary: Summary, folder: Path) -> list[Path]:
     for dataset in summary.datasets:
         rows = [row for row in summary.rows if row.dataset == dataset and not row.grid and _has_joint(row)]
         if rows:
-            drawn[f"joint-{file_name(dataset)}"] = joint_figure([_pooled(row) for row in rows])
+            drawn[f"joint-{file_name(dataset)}"] = joint_figure([_pool(row) for row in rows])
             firsts = [replace(next(iter(row.records.values())), name=row.name) for row in rows]
             drawn[f"joint-bins-{file_name(dataset)}"] = joint_bins_figure(firsts)
     for sweep in sweeps(summary):
@@ -182,11 +182,11 @@ def _score(sweep: Sweep) -> str:
 
 
 def _has_joint(row: Row) -> bool:
-    """Whether every seed has its joint density, which packed results have not."""
+    """Return whether every seed has its joint density, which packed results lack."""
     return all(record.joint.counts for record in row.records.values())
 
 
-def _pooled(row: Row) -> Record:
+def _pool(row: Row) -> Record:
     """Return a record with the joint density of all seeds."""
     counts: Counter[tuple[int, int]] = Counter()
     for record in row.records.values():

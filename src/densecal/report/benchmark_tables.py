@@ -81,7 +81,7 @@ def terminal_tables(summary: Summary) -> list[Table]:
     head = f"Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined. {WEIGHTED}"
     return [
         _terminal_table(summary, f"{head}\n{title}" if columns is MAIN else title, columns)
-        for title, columns in _shown(summary, PAPER | MASKS)
+        for title, columns in _nonempty_tables(summary, PAPER | MASKS)
     ]
 
 
@@ -113,7 +113,7 @@ def markdown_text(summary: Summary) -> str:
     lines = _lines(summary, grid=False)
     if lines:
         parts.append(_markdown_table(lines, _cells(summary, MAIN)))
-        for title, columns in _shown(summary, PAPER)[1:]:
+        for title, columns in _nonempty_tables(summary, PAPER)[1:]:
             parts += [f"## {title}", _markdown_table(lines, _cells(summary, columns))]
         for dataset in summary.datasets:
             parts += [f"## {dataset}", _markdown_table(lines, _detail_cells(summary, dataset, lines))]
@@ -142,7 +142,7 @@ def latex_text(summary: Summary) -> str:
         f"% made by: {printable(summary.command)}",
         "",
     ]
-    tables = (_latex_table(summary, title, columns) for title, columns in _shown(summary, PAPER | MASKS))
+    tables = (_latex_table(summary, title, columns) for title, columns in _nonempty_tables(summary, PAPER | MASKS))
     return "\n".join([*head, *tables])
 
 
@@ -206,7 +206,7 @@ def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | No
     return [(d, c) for d in summary.datasets for c in columns if _has_figures(summary, lines, d, c)]
 
 
-def _shown(summary: Summary, tables: dict[str, tuple[Column, ...]]) -> list[tuple[str, tuple[Column, ...]]]:
+def _nonempty_tables(summary: Summary, tables: dict[str, tuple[Column, ...]]) -> list[tuple[str, tuple[Column, ...]]]:
     """Return the tables that there are figures for, with their titles."""
     return [(title, columns) for title, columns in tables.items() if columns is MAIN or _cells(summary, columns)]
 

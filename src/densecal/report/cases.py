@@ -25,7 +25,14 @@ AVERAGES = {
     "patch": "the least certain patch",
 }
 """Over what a case's confidence is averaged."""
-TRUST_HEADS = ("Cases", "Area under the curve", "95 % interval", "at random", "at best", "Risk of the surest half")
+TRUST_HEADS = (
+    "Cases",
+    "Area under the curve",
+    "95 % interval",
+    "at random",
+    "at best",
+    "Risk of the most certain 50 %",
+)
 
 
 @dataclass(frozen=True)
@@ -75,12 +82,12 @@ def trust_rows(records: Sequence[Record]) -> list[list[str]]:
         trust = None if record.cases is None else record.cases.trust
         for name, curve in trust.by.items() if trust is not None else ():
             assert trust is not None
-            what = AVERAGES.get(name, name)
+            average = AVERAGES.get(name, name)
             ends = " \N{EN DASH} ".join(f"{end:.4f}" for end in curve.ci or ())
             half = curve.curve[len(curve.curve) // 2 - 1]
             others = (f"{value:.4f}" for value in (trust.risk, trust.best, half))
             cells = [f"{trust.cases:,}", f"{curve.aurc:.4f}", ends, *others]
-            rows.append([what, record.name, record.dataset, *cells])
+            rows.append([average, record.name, record.dataset, *cells])
     return rows
 
 

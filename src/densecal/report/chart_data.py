@@ -62,8 +62,8 @@ def page_data(
 
 
 def safe_json(value: Any) -> Markup:
-    """Return JSON that no browser can take for markup, whatever names it holds. NaN and infinity become null."""
-    return htmlsafe_json_dumps(_shown(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    """Return JSON that no browser can mistake for markup, whatever names it holds. NaN and infinity become null."""
+    return htmlsafe_json_dumps(_printable(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def _record(record: Record, colours: Colours) -> Json:
@@ -74,8 +74,8 @@ def _record(record: Record, colours: Colours) -> Json:
         "dataset": record.dataset,
         "colour": colours.of(record.name),
         "ece": f"{100 * calibration['ece_ew']:.2f} %" if "ece_ew" in calibration else "",
-        "figures": {key: _rounded(calibration.get(key), 6) for key in _INTERVALS},
-        "intervals": {key: [_rounded(v, 6) for v in ends] for key, ends in intervals.items()},
+        "figures": {key: _round(calibration.get(key), 6) for key in _INTERVALS},
+        "intervals": {key: [_round(v, 6) for v in ends] for key, ends in intervals.items()},
         "reliability": _curve(reliability.curve) | _bands(reliability.consistency),
         "smooth": _smooth(reliability.smooth),
         "smooth_foreground": _smooth(reliability.smooth_foreground),
@@ -98,19 +98,19 @@ def _record(record: Record, colours: Colours) -> Json:
         }  # fmt: skip
     if record.curves is not None:
         curves = {"precision": record.curves.precision, "recall": record.curves.recall, "f": record.curves.f_curve}
-        data["curves"] = {name: [_rounded(v, 4) for v in curve] for name, curve in curves.items()}
+        data["curves"] = {name: [_round(v, 4) for v in curve] for name, curve in curves.items()}
     if record.cases is not None and record.cases.trust is not None:
         trust = record.cases.trust
-        averages = {AVERAGES.get(name, name): [_rounded(v, 5) for v in curve.curve] for name, curve in trust.by.items()}
-        data["trust"] = {"cases": trust.cases, "risk": _rounded(trust.risk, 5), "by": averages}
+        averages = {AVERAGES.get(name, name): [_round(v, 5) for v in curve.curve] for name, curve in trust.by.items()}
+        data["trust"] = {"cases": trust.cases, "risk": _round(trust.risk, 5), "by": averages}
     return data
 
 
 def _curve(curve: Curve) -> Json:
     return {
         "count": curve.count,
-        "confidence": [_rounded(v, 5) for v in curve.confidence],
-        "accuracy": [_rounded(v, 5) for v in curve.accuracy],
+        "confidence": [_round(v, 5) for v in curve.confidence],
+        "accuracy": [_round(v, 5) for v in curve.accuracy],
     }
 
 
@@ -118,14 +118,14 @@ def _bands(consistency: Consistency | None) -> Json:
     """Return where a calibrated model would be in each bin, if that is known."""
     if consistency is None:
         return {}
-    return {name: [_rounded(v, 5) for v in getattr(consistency, name)] for name in ("low", "high")}
+    return {name: [_round(v, 5) for v in getattr(consistency, name)] for name in ("low", "high")}
 
 
 def _smooth(diagram: SmoothDiagram | None) -> Json | None:
     if diagram is None:
         return None
-    lists = {name: [_rounded(v, 4) for v in getattr(diagram, name)] for name in ("accuracy", "density")}
-    return {"error": f"{100 * diagram.error:.2f} %", "bandwidth": _rounded(diagram.bandwidth, 5), **lists}
+    lists = {name: [_round(v, 4) for v in getattr(diagram, name)] for name in ("accuracy", "density")}
+    return {"error": f"{100 * diagram.error:.2f} %", "bandwidth": _round(diagram.bandwidth, 5), **lists}
 
 
 def _run(run: Run, colours: Colours, album: Album) -> Json:
@@ -138,11 +138,11 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
         "colour": colours.of(run.name),
         "symbol": symbol,
         "epochs": [line["epoch"] for line in run.log],
-        "loss": [_rounded(line["loss"], 6) for line in run.log],
-        "ece": [_rounded(line["validation"].get("ece_ew"), 6) for line in run.log],
-        "accuracy": [_rounded(line["validation"].get("accuracy"), 6) for line in run.log],
+        "loss": [_round(line["loss"], 6) for line in run.log],
+        "ece": [_round(line["validation"].get("ece_ew"), 6) for line in run.log],
+        "accuracy": [_round(line["validation"].get("accuracy"), 6) for line in run.log],
         "quantiles": {
-            name: [_rounded(line[key], 6) for line in lines] for name, key in zip(_QUANTILES, keys, strict=True)
+            name: [_round(line[key], 6) for line in lines] for name, key in zip(_QUANTILES, keys, strict=True)
         }
         if has_quantiles
         else None,
@@ -150,12 +150,12 @@ def _run(run: Run, colours: Colours, album: Album) -> Json:
     }
     if run.alpha:
         counts, edges = np.histogram(list(run.alpha.values()), _ALPHA_BINS)
-        data["histogram"] = {"counts": counts.tolist(), "edges": [_rounded(float(edge), 6) for edge in edges]}
+        data["histogram"] = {"counts": counts.tolist(), "edges": [_round(float(edge), 6) for edge in edges]}
         for side, names in (("highest", run.highest), ("lowest", run.lowest)):
             data[side] = [
                 {
                     "name": name,
-                    "value": _rounded(run.alpha[name], 6),
+                    "value": _round(run.alpha[name], 6),
                     "pictures": [[h, album.add(p)] for h, p in run.extremes.get(name, {}).items()],
                 }
                 for name in names
@@ -180,24 +180,24 @@ def _example(example: Example, album: Album) -> Json:
         "method": example.method,
         "dataset": example.dataset,
         "name": example.name,
-        "confidence": _rounded(example.confidence, 5),
-        "accuracy": _rounded(example.accuracy, 5),
-        "entropy": _rounded(example.entropy, 5),
+        "confidence": _round(example.confidence, 5),
+        "accuracy": _round(example.accuracy, 5),
+        "entropy": _round(example.entropy, 5),
         "pictures": [[heading, album.add(picture)] for heading, picture in example.pictures.items()],
     }
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def _round(value: float | None, digits: int) -> float | None:
     """Return a value with fewer digits, which are most of the JSON of a large evaluation."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Return the value with None for every NaN and infinity, and with printable text."""
     if isinstance(value, dict):
-        return {key: _shown(item) for key, item in value.items()}
+        return {key: _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(item) for item in value]
+        return [_printable(item) for item in value]
     if isinstance(value, str):
         return printable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

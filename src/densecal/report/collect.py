@@ -1,4 +1,4 @@
-"""From the paths on the command line to a page: read, evaluate runs, gather examples, note what is missing."""
+"""Turn the paths on the command line into a page: read, evaluate runs, gather examples, note what is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collect(
         folders: Maps, masks and images of the evaluations, for the gallery.
         examples: Images per evaluation in the gallery.
         workers: Processes that read the maps.
-        progress: Told of every step.
+        progress: Called at every step.
 
     Raises:
         InputError: A path holds nothing of that kind, or the folders do not fit the evaluations.

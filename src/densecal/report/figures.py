@@ -78,7 +78,7 @@ def save_figures(figures: Mapping[str, Figure], folder: Path, command: str) -> l
 
 
 def figure_targets(folder: Path | None) -> list[tuple[Path, str]]:
-    """Return the PNG files in a folder for figures that figures may replace: those with the name of a figure."""
+    """Return the PNG files in a folder that new figures may replace: those with the name of a figure."""
     if folder is None or not folder.is_dir():
         return []
     files = (file for pattern in ("*.png", "*/*.png", "ood/*/*.png") for file in folder.glob(pattern))
@@ -99,7 +99,7 @@ def foreground_figure(records: list[Record]) -> Figure:
 
 
 def smooth_figure(records: list[Record]) -> Figure:
-    """Draw the smooth reliability diagram: accuracy around every confidence, as thick as there are pixels."""
+    """Draw the smooth reliability diagram: accuracy around every confidence, thicker where there are more pixels."""
     kinds = {
         "confidence": ("smooth", "accuracy"),
         "foreground probability": ("smooth_foreground", "share of foreground"),
@@ -159,8 +159,8 @@ def joint_figure(records: list[Record]) -> Figure:
 def joint_bins_figure(records: list[Record]) -> Figure:
     """Draw the joint density as the authors of the paper do: of pixels, over the means of the bins.
 
-    Every pixel counts as a point at the mean confidence and the accuracy of its bin, so that there are as many distinct
-    points as filled bins. The smoothing is that of a kernel estimate from as many points as there are images.
+    Every pixel counts as a point at the mean confidence and the accuracy of its bin, so there are as many distinct
+    points as non-empty bins. The smoothing is that of a kernel estimate from as many points as there are images.
     """
     figure, axes = _panels(records, 3.2)
     ticks = (np.arange(_DENSITY_CELLS) + 0.5) / _DENSITY_CELLS
@@ -182,7 +182,7 @@ def bin_density(curve: Curve, images: int, ticks: NDArray[np.float64]) -> NDArra
     Args:
         curve: Pixels, mean confidence and accuracy of each bin.
         images: Number of points of the kernel estimate; Scott's rule makes its bandwidth from it.
-        ticks: Where the density is wanted, on both axes.
+        ticks: Positions of the density, on both axes.
     """
     count = np.array(curve.count, dtype=float)
     weights = count / count.sum()

@@ -85,7 +85,7 @@ def folder_examples(
         folders: Maps, masks and images.
         count: Images per evaluation.
         workers: Processes that read the maps.
-        progress: Told of every step.
+        progress: Called at every step.
 
     Raises:
         InputError: The folders hold the maps of no record.
@@ -214,7 +214,7 @@ def _map_pictures(p: Array, void: Array | None) -> tuple[dict[str, Picture], flo
 
 
 def _record_of(records: Sequence[Record], method: str, dataset: str, alone: bool) -> Record | None:
-    """Return the record of a folder of maps: by both names, by an unambiguous method, or the only one there is."""
+    """Return the record of a folder of maps: by both names, by an unambiguous method, or the only one."""
     named = [record for record in records if record.name == method]
     both = [record for record in named if record.dataset == dataset]
     if both:

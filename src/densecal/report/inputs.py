@@ -118,7 +118,7 @@ def _read_benchmark(folder: Path) -> Inputs:
         name = str(result.get("label", path.parent.name))
         name += f" {result['kind']}" if "kind" in result else ""
         name += f", seed {result['seed']}" if several_seeds and "seed" in result else ""
-        records = [_renamed(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
+        records = [_rename(Record.from_json(record, path), name) for record in result.get("evaluations", [])]
         if not all(record.reliability.bins for record in records):
             raise InputError(
                 path, "an unpacked result without curves", "a benchmark folder as densecal benchmark left it"
@@ -135,7 +135,7 @@ def _read_benchmark(folder: Path) -> Inputs:
     return inputs
 
 
-def _renamed(record: Record, name: str) -> Record:
+def _rename(record: Record, name: str) -> Record:
     plain = record.calibrator in (None, "none")
     return replace(record, name=name if plain else f"{name} + {record.calibrator}")
 

@@ -69,7 +69,7 @@ def top_k_rows(records: Sequence[Record]) -> list[list[str]]:
 def cost_rows(records: Sequence[Record]) -> list[list[str]]:
     """Return class, method, data set and costs."""
     return [
-        [what, record.name, record.dataset, *cells] for record in records for what, cells in tables.cost_rows(record)
+        [title, record.name, record.dataset, *cells] for record in records for title, cells in tables.cost_rows(record)
     ]
 
 

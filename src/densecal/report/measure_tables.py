@@ -29,12 +29,12 @@ REGIONS = {
 REGION_HEADS = ("ECE", "over", "under", "Brier", "accuracy", "confidence")
 REGION_FIGURES = ("ece_ew", "oe_ew", "ue_ew", "brier", "accuracy", "mean_confidence")
 CLASS_HEADS = (
-    "share", "mean probability", "ECE", "ACE", "TACE", "Brier", "of it calibration", "NLL", "of it calibration",
+    "share", "mean probability", "ECE", "ACE", "TACE", "Brier", "calibration part", "NLL", "calibration part",
 )  # fmt: skip
 
 
 def region_title(region: Region, unit: str) -> str:
-    """Return what a region is called, with the range of what its images were chosen by.
+    """Return the name of a region, with the range of the figure that selects its images.
 
     Args:
         region: The region.
@@ -74,13 +74,13 @@ COST_HEADS = (
 
 
 def top_k_rows(record: Record) -> list[list[str]]:
-    """Return by k how often the true class is among the k most probable ones, and what they promise, in per cent."""
+    """Return by k how often the true class is among the k most probable ones, and their probability, in per cent."""
     curves = record.reliability.top_k
     return [[str(c.k), *map(percent, (c.hit_rate, c.probability, c.ece, c.oe))] for c in curves]
 
 
 def cost_rows(record: Record) -> list[tuple[str, list[str]]]:
-    """Return for the foreground or every class what acting on its probability costs per 1,000 pixels."""
+    """Return for the foreground, or for every class, what acting on its probability costs per 1,000 pixels."""
     rows = []
     for k, cost in enumerate(record.costs):
         name = class_name(record, k) if has_classes(record) else "foreground"
@@ -101,12 +101,12 @@ def prices_line(records: Sequence[Record]) -> str:
 
 def calibrated_line(record: Record) -> str:
     """Return what a calibrated model would show on these images; empty where that is unknown."""
-    found = record.reliability.consistency
-    if found is None or math.isnan(found.p_value):
+    consistency = record.reliability.consistency
+    if consistency is None or math.isnan(consistency.p_value):
         return ""
     return (
-        f"A calibrated model would show an ECE of {percent(found.ece)} % on these images, and one above "
-        f"{percent(found.ece_high)} % in 5 of 100 cases: p = {found.p_value:.3f}."
+        f"A calibrated model would show an ECE of {percent(consistency.ece)} % on these images, and one above "
+        f"{percent(consistency.ece_high)} % in 5 of 100 cases: p = {consistency.p_value:.3f}."
     )
 
 
@@ -169,6 +169,6 @@ def _cost_table(record: Record, name: str) -> Table:
     table.add_column("acting on")
     for head in COST_HEADS:
         table.add_column(head, justify="right")
-    for what, cells in cost_rows(record):
-        table.add_row(terminal_text(what), *cells)
+    for title, cells in cost_rows(record):
+        table.add_row(terminal_text(title), *cells)
     return table

@@ -97,10 +97,10 @@ def page_text(page: Page) -> str:
 def _sections(page: Page) -> list[_Section]:
     """Return the sections that have something to show."""
     records, runs = page.records, [run for run in page.runs if run.log]
-    made = []
+    parts = []
 
     def add(name: str, link: str, **values: Any) -> None:
-        made.append(_Section(name, link, _render(f"{name}.html", **values)))
+        parts.append(_Section(name, link, _render(f"{name}.html", **values)))
 
     said, compared = advice.all_advice(records), advice.comparisons(page.paired)
     if said or compared:
@@ -152,7 +152,7 @@ def _sections(page: Page) -> list[_Section]:
     notes = [*page.notes, *sections.record_notes(records)]
     if notes or page.commands:
         add("notes", "Notes", notes=notes, commands=page.commands)
-    return made
+    return parts
 
 
 def _render(template: str, **values: Any) -> Markup:
@@ -168,15 +168,15 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _shown(value: Any) -> Any:
-    """Return text as the page shows it; markup has been made of such text."""
+def _text_of(value: Any) -> Any:
+    """Return text as the page shows it; markup was built from such text."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 _TEMPLATES = Environment(
     loader=PackageLoader("densecal.report"),
     autoescape=True,
-    finalize=_shown,
+    finalize=_text_of,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

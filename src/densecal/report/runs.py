@@ -41,7 +41,7 @@ class Run:
     """A training run, as read from its folder.
 
     Attributes:
-        name: What the report calls it.
+        name: Its name in the report.
         folder: The run folder.
         log: The lines of ``log.jsonl``.
         alpha: Final value of every training image, by name; empty for methods that have none.
@@ -106,7 +106,7 @@ def validate_run(run: Run, count: int, progress: Progress = silent) -> Validatio
     Args:
         run: The run, with a checkpoint and the data it was trained on.
         count: Number of examples, the most over-confident ones.
-        progress: Told of every step.
+        progress: Called at every step.
 
     Raises:
         InputError: The checkpoint or the images are missing.
@@ -162,7 +162,7 @@ def _open_parts(data: DataConfig) -> tuple[Part, Part]:
 
 
 def _refuse_urls(data: DataConfig) -> None:
-    """Refuse data at a URL: the run may be a stranger's, and a report makes no request that nobody asked for."""
+    """Refuse data at a URL: the run may be a stranger's, and a report makes no requests on its own."""
     images = data.images if isinstance(data.images, list) else [data.images]
     for path in (*images, data.masks, data.validation):
         if isinstance(path, str) and is_remote(Path(path)):

@@ -45,7 +45,7 @@ class Cell:
     Attributes:
         text: The figure as shown.
         interval: Its 95 % interval as shown, or empty.
-        marked: Whether it is the best of its data set, or surely different from 0.
+        marked: Whether it is the best of its data set, or its interval leaves out 0.
         value: The figure to sort by, or empty.
         method: Name of the method, where the cell shows it.
     """

@@ -1,4 +1,4 @@
-"""How far our results of an item agree with the paper, in one line that is computed from both."""
+"""How far our results for an item agree with the paper, in one line computed from both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from densecal.reproduce.items import Item
 from densecal.reproduce.results import Results
 
 BASELINE = "Baseline"
-"""The row that others are compared with, where the paper's table has it."""
+"""The row that others are compared with, if the paper's table has it."""
 ASLP = "ASLP_MC"
 _FEWEST = 4
 """Rows from which an order is compared."""
@@ -32,11 +32,11 @@ SYMBOLS = {"eta": "eta", "lam": "lambda"}
 
 
 def agreement(item: Item, results: Results, tables: list[Comparison]) -> str:
-    """Return one line; empty if there is nothing to compare.
+    """Return one line on the agreement, empty if there is nothing to compare.
 
     Args:
         item: The item.
-        results: What was run of it.
+        results: Its results.
         tables: Its tables, the paper's own first.
     """
     if item.kind == "curves":
@@ -87,7 +87,7 @@ def _pair(value: Value) -> tuple[float, float] | None:
 
 
 def _gaps(table: Comparison) -> str:
-    """Give how far confidence is above accuracy where the paper has a picture alone."""
+    """Return how far confidence is above accuracy where the paper has only a picture."""
     where = {(column.dataset, column.figure.key): i for i, column in enumerate(table.columns)}
     dataset = next((name for name, _ in where if any(_gap(table, where, row, name) for row in table.rows)), None)
     if dataset is None:
@@ -158,7 +158,7 @@ def _shape(sweep: Sweep, dataset: str, figure: Column, base: float) -> list[str]
 
 
 def _stable(sweep: Sweep, dataset: str) -> list[str]:
-    """Give the error inside the range that the paper calls stable, and outside."""
+    """Return the error inside the range that the paper calls stable, and outside."""
     lower, upper = STABLE[sweep.key]
     points = [point for line in sweep.lines for point in _points(sweep, line, dataset, FIGURES["ece_ew"])]
     inside = [100 * y for x, y in points if lower <= x <= upper]
@@ -168,7 +168,7 @@ def _stable(sweep: Sweep, dataset: str) -> list[str]:
 
 
 def _convergence(item: Item, summary: Summary) -> str:
-    """Say after how many epochs of the second stage alpha has converged."""
+    """Return after how many epochs of the second stage alpha has converged, in words."""
     epochs: dict[str, list[str]] = {}
     for path in convergence(with_norms(summary, {source.label for source in item.sources().values()})):
         epochs.setdefault(path.grad_norm, []).append(f"{path.technique.upper()} {_epochs(path)}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from densecal.io.csv_rows import csv_rows
 from densecal.report.tables import BINNINGS, COLUMNS, Column, escape_latex, terminal_text
-from densecal.reproduce.paper import Printed
+from densecal.reproduce.paper import PrintedNumber
 
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
 MISPRINT = "*"
@@ -53,7 +53,7 @@ class Value:
     """
 
     ours: float | str = math.nan
-    paper: Printed | None = None
+    paper: PrintedNumber | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -94,20 +94,20 @@ class Comparison:
     def _text(self, kind: str, column: int, value: Value) -> str:
         if kind == PAPER:
             return "" if value.paper is None else value.paper.text + (MISPRINT if value.paper.misprint else "")
-        shown = self._shown(column, value)
+        shown = self._our_number(column, value)
         if kind == OURS:
             return shown if isinstance(shown, str) else f"{shown:.{self._decimals(column)}f}"
         difference = self._difference(column, value)
         return "" if difference is None else f"{difference:+.{self._decimals(column)}f}"
 
-    def _shown(self, column: int, value: Value) -> float | str:
+    def _our_number(self, column: int, value: Value) -> float | str:
         """Return our number in the paper's unit, or text."""
         if isinstance(value.ours, str) or math.isnan(value.ours):
             return value.ours if isinstance(value.ours, str) else "-"
         return 100 * value.ours if self.columns[column].figure.percent else value.ours
 
     def _difference(self, column: int, value: Value) -> float | None:
-        shown = self._shown(column, value)
+        shown = self._our_number(column, value)
         paper = None if value.paper is None else value.paper.value
         return None if paper is None or isinstance(shown, str) else shown - paper
 
@@ -197,7 +197,7 @@ def csv_text(comparisons: list[Comparison]) -> str:
                 "data set": column.dataset,
                 "figure": column.text,
                 PAPER: value.paper.text if value.paper else "",
-                OURS: _csv_number(comparison._shown(i, value)),
+                OURS: _csv_number(comparison._our_number(i, value)),
                 DIFFERENCE: _csv_number(comparison._difference(i, value)),
                 "misprint": value.paper.misprint if value.paper else "",
             }

@@ -1,4 +1,4 @@
-"""The paper's data sets: where they belong, whether they are there, and smaller copies of them."""
+"""The paper's data sets: where they belong, whether they are present, and smaller copies of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PaperSet:
     """A data set of the paper.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         layout: The published set that it is or belongs to.
         inside: The part of the set's folder that is opened, if not all of it.
         classes: 1 for foreground masks, else the number of classes.
@@ -48,8 +48,8 @@ class PaperSet:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A data set that is there: images (a folder, list or zips) and the folder of masks where that is another."""
+class SetFiles:
+    """The files of a data set: images (a folder, list or zips), and the folder of masks if it is another one."""
 
     images: str | list[str]
     masks: str | None = None
@@ -79,36 +79,36 @@ _SETS = (
 SETS = {dataset.name: dataset for dataset in _SETS}
 
 
-def find(name: str, data: Path, lists: Path) -> Found | None:
+def find(name: str, data: Path, lists: Path) -> SetFiles | None:
     """Return a data set if it is in the folder of all data sets: as a folder, a zip or numbered zips.
 
     Args:
-        name: What tables call it.
+        name: Its name in tables.
         data: The folder.
-        lists: Where a list of the paper's textures is written, of those that a folder of all textures holds.
+        lists: Folder for a list of the paper's textures, chosen from a folder of all textures.
     """
     dataset = SETS[name]
     for known in dict.fromkeys(map(plain, (dataset.name, dataset.folder.split("/")[0], *dataset.layout.known_names))):
         entries = sorted(entry for entry in (data.iterdir() if data.is_dir() else ()) if known in _names(entry))
         zips = [str(entry) for entry in entries if entry.suffix.lower() == ".zip"]
         if zips and not dataset.inside:
-            return Found(zips)
+            return SetFiles(zips)
         for entry in entries:
             path = entry / dataset.inside
             if path.exists():
-                return _textures(path, lists) if dataset.ood else Found(str(path))
+                return _textures(path, lists) if dataset.ood else SetFiles(str(path))
     return None
 
 
 def missing(name: str, data: Path) -> InputError:
-    """Return an error of one line that says where a data set is to be had and where it belongs."""
+    """Return an error of one line that says where to obtain a data set and where it belongs."""
     dataset = SETS[name]
     return InputError(name, f"not in {data}", f"{data / dataset.folder}, available at {dataset.layout.home}")
 
 
-def missing_textures(found: Found, data: Path) -> list[str]:
-    """Return a line if the textures that are there are not all of the paper's."""
-    chosen, names = published_list(TEXTURE_LIST), set(open_source(found.images).names)
+def missing_textures(files: SetFiles, data: Path) -> list[str]:
+    """Return a line if some of the paper's textures are missing."""
+    chosen, names = published_list(TEXTURE_LIST), set(open_source(files.images).names)
     present = sum(name in names for name in chosen)
     if present == len(chosen) == len(names):
         return []
@@ -119,26 +119,26 @@ def missing_textures(found: Found, data: Path) -> list[str]:
     return [str(InputError(TEXTURES, problem, "the paper's alone: a folder is searched for them, a zip is not"))]
 
 
-def thin(found: Found, name: str, folder: Path, count: int, side: int) -> Found:
+def thin(files: SetFiles, name: str, folder: Path, count: int, side: int) -> SetFiles:
     """Copy evenly chosen images, none longer than ``side``, into a folder; an earlier copy is used again.
 
     Args:
-        found: The data set.
-        name: What tables call it.
+        files: The files of the data set.
+        name: Its name in tables.
         folder: Where the copies of all data sets are.
         count: Most images to copy.
         side: Longest side in pixels.
     """
     dataset, target = SETS[name], folder / name.replace(" ", "-")
     if not target.exists():
-        source = open_source(found.images, found.masks)
+        source = open_source(files.images, files.masks)
         build = target.with_name(f".{target.name}.writing-{os.getpid()}")
         shutil.rmtree(build, ignore_errors=True)
         names = source.names
         for i in np.unique(np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)):
             _copy(source, names[i], dataset, build, side)
         os.rename(build, target)
-    return Found(str(target / "images"), None if dataset.ood else str(target / "masks"))
+    return SetFiles(str(target / "images"), None if dataset.ood else str(target / "masks"))
 
 
 def _copy(source: Source, name: str, dataset: PaperSet, folder: Path, side: int) -> None:
@@ -167,12 +167,12 @@ def _names(entry: Path) -> tuple[str, ...]:
     return (plain(entry.name),)
 
 
-def _textures(folder: Path, lists: Path) -> Found:
+def _textures(folder: Path, lists: Path) -> SetFiles:
     """Return the paper's textures of a folder that holds more of them; one without any of them is taken as it is."""
     source = open_source(folder)
     chosen = [name for name in published_list(TEXTURE_LIST) if name in set(source.names)]
     if len(chosen) in (0, len(source.names)):
-        return Found(str(folder))
+        return SetFiles(str(folder))
     file = lists / "textures.txt"
     write_text(file, "\n".join(str(source.image_location(name).path) for name in chosen) + "\n")
-    return Found(str(file))
+    return SetFiles(str(file))

@@ -86,8 +86,8 @@ def _entropy(item: Item, results: Results) -> dict[str, Figure]:
     """Draw a few test images with the prediction of every row and its entropy."""
     trained = {title: results.predictor(source) for title, source in item.sources().items()}
     models = {title: model for title, model in trained.items() if model is not None}
-    found = next(iter(results.data.values()))
-    images = open_source(found.images, found.masks)
+    files = next(iter(results.data.values()))
+    images = open_source(files.images, files.masks)
     names = [images.names[i] for i in np.unique(np.linspace(0, len(images.names) - 1, _EXAMPLES).round().astype(int))]
     titles = ["image", "mask", *(text for title in models for text in (title, f"entropy of {title}"))]
     figure = Figure(figsize=(2.2 * len(titles), 1.8 * len(names)), layout="constrained")
@@ -110,8 +110,8 @@ def _entropy(item: Item, results: Results) -> dict[str, Figure]:
 
 def _textures(item: Item, results: Results) -> dict[str, Figure]:
     """Draw the textures that there are."""
-    (found,) = results.data.values()
-    images = open_source(found.images, found.masks)
+    (files,) = results.data.values()
+    images = open_source(files.images, files.masks)
     names = images.names[:_MOST_TEXTURES]
     across = min(20, len(names))
     down = -(-len(names) // across)

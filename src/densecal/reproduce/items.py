@@ -21,7 +21,7 @@ MAPS = "maps"
 
 
 class Scale(StrEnum):
-    """How much is run."""
+    """How much of the paper's setting is run."""
 
     full = "full"
     cpu = "cpu"
@@ -65,7 +65,7 @@ class Source:
     Attributes:
         matrix: Name of a matrix, or ``maps``.
         label: Row of the matrix, or the network of the maps.
-        calibrator: What is applied to the model; ``none`` for the model as it is.
+        calibrator: What is applied to the model's output; ``none`` for nothing.
     """
 
     matrix: str
@@ -107,13 +107,13 @@ class MatrixSettings(Section):
 
     def select(self, labels: set[str]) -> list[MethodEntry]:
         """Return the entries of these rows, and of the row that adaptive methods start from."""
-        wanted = labels | {self.starts_from}
+        selected = labels | {self.starts_from}
         entries = []
         for entry in self.methods:
-            if not entry.grid and entry.name in wanted:
+            if not entry.grid and entry.name in selected:
                 entries.append(entry)
             for key, values in entry.grid.items():
-                kept = [value for value in values if point_label(entry.name, key, value) in wanted]
+                kept = [value for value in values if point_label(entry.name, key, value) in selected]
                 if kept:
                     entries.append(entry.model_copy(update={"grid": {key: kept}}))
         return entries

@@ -19,7 +19,7 @@ from densecal.benchmark.plan import RESULT, Cell, Plan
 from densecal.benchmark.summary import Summary, summarise
 from densecal.io.atomic import write_json
 from densecal.io.documents import read_json
-from densecal.reproduce.datasets import Found
+from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.items import Item, MatrixSettings, Scale, load_settings, point_label
 from densecal.reproduce.results import Results
 from densecal.reproduce.scaled import PLACES, scaled_matrix
@@ -38,7 +38,7 @@ def keep(folder: Path, file: Path) -> None:
 
 
 def portable(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without what only its machine knows: folders, and the name of a GPU."""
+    """Return a result without what belongs to one machine: folders, and the name of a GPU."""
     return {**without_gpu_name(result), "overrides": _portable(result["overrides"])}
 
 
@@ -49,7 +49,7 @@ def without_gpu_name(result: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def read_kept(name: str, scale: Scale, file: Path) -> Summary:
-    """Return what a file holds of a matrix, as a benchmark that was read from its folder.
+    """Return what a file holds of a matrix, like a benchmark read from its folder.
 
     Args:
         name: Name of the matrix.
@@ -74,7 +74,7 @@ def file_of(name: str, scale: Scale, folder: Path) -> Path:
 
 
 def read_results(item: Item, scale: Scale, folder: Path) -> Results:
-    """Return what is kept of an item, for its tables.
+    """Return the kept results of an item, for its tables.
 
     Args:
         item: The item.
@@ -121,10 +121,10 @@ def lay_out(file: Path, matrix: Matrix, folder: Path) -> list[str]:
 
 
 def _has_settings(result: dict[str, Any], cell: Cell) -> bool:
-    """Return whether a kept result is that of a cell: its settings without places, and every evaluation asked for."""
+    """Return whether a kept result is that of a cell: its settings but for paths, and every evaluation."""
     evaluated = {(record.get("calibrator"), record["dataset"]) for record in result["evaluations"]}
-    wanted = {(name, dataset.name) for name in cell.calibrators for dataset in cell.datasets}
-    return _portable(cell.overrides) == result["overrides"] and wanted <= evaluated
+    evaluations = {(name, dataset.name) for name in cell.calibrators for dataset in cell.datasets}
+    return _portable(cell.overrides) == result["overrides"] and evaluations <= evaluated
 
 
 def _portable(overrides: Collection[str]) -> list[str]:
@@ -143,9 +143,9 @@ def _weights(results: list[dict[str, Any]]) -> set[str]:
 
 
 def _matrix(settings: MatrixSettings, scale: Scale) -> Matrix:
-    """Return all rows of a matrix on data that need not be there."""
-    tests = {dataset: Found(dataset) for dataset in settings.tests}
-    return scaled_matrix(settings, scale, labels_of(settings), Found(settings.train), tests)
+    """Return all rows of a matrix, on data that need not exist."""
+    tests = {dataset: SetFiles(dataset) for dataset in settings.tests}
+    return scaled_matrix(settings, scale, labels_of(settings), SetFiles(settings.train), tests)
 
 
 def labels_of(settings: MatrixSettings) -> set[str]:

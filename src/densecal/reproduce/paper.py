@@ -9,12 +9,12 @@ from densecal.reproduce.items import read_data
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedNumber:
     """A number of the paper.
 
     Attributes:
         text: As printed.
-        misprint: Why it cannot be meant, else empty.
+        misprint: Why it must be a misprint, else empty.
     """
 
     text: str
@@ -34,13 +34,13 @@ class Printed:
 
 
 @cache
-def paper_numbers(item: str) -> dict[str, list[Printed]]:
+def paper_numbers(item: str) -> dict[str, list[PrintedNumber]]:
     """Return the numbers of an item by row, in the order of its columns; empty for a figure."""
     content = read_data("paper.yaml")
     wrong = {(entry["row"], entry["column"]): entry["why"] for entry in content["misprints"] if entry["table"] == item}
     rows = content["tables"].get(item, {})
     return {
-        row: [Printed(text, wrong.get((row, i), "")) for i, text in enumerate(_split(str(values)))]
+        row: [PrintedNumber(text, wrong.get((row, i), "")) for i, text in enumerate(_split(str(values)))]
         for row, values in rows.items()
     }
 

@@ -14,7 +14,7 @@ from densecal.io.atomic import write_json
 from densecal.io.documents import read_json
 from densecal.io.images import write_png
 from densecal.io.outputs import software
-from densecal.reproduce.datasets import Found
+from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.items import MAPS
 from densecal.runtime.cores import cores
 
@@ -39,34 +39,34 @@ HOMES = {
     "PFSNet": "https://github.com/iCVTEAM/PFSNet",
     "EDN": "https://github.com/yuhuan-wu/EDN",
 }
-"""Where the maps of each network are to be had."""
+"""Where to obtain the maps of each network."""
 
 
 def missing_maps(networks: Sequence[str], data: Path) -> str:
-    """Return one line that says where maps are to be had and where they belong."""
+    """Return one line that says where to obtain maps and where they belong."""
     homes = ", ".join(f"{network} ({HOMES[network]})" for network in networks)
     return f"published maps: not in {data / MAPS}; expected {data / MAPS}/NETWORK/DATASET/ of {homes}"
 
 
-def evaluate_maps(network: str, dataset: str, found: Found, data: Path, out: Path) -> Record | None:
+def evaluate_maps(network: str, dataset: str, files: SetFiles, data: Path, out: Path) -> Record | None:
     """Return the record of a network's maps on a data set, evaluated once; ``None`` if there are no maps.
 
     Args:
         network: Name of the network.
         dataset: Name of the data set.
-        found: The data set.
+        files: The files of the data set.
         data: Folder with ``maps/NETWORK/DATASET/``.
-        out: Where the record is kept, and masks that come from zips.
+        out: Folder for the record, and for masks from zips.
     """
     maps = data / MAPS / network / dataset
     if not maps.is_dir():
         return None
-    masks = _mask_folder(found, out / "masks" / dataset)
-    files = [
+    masks = _mask_folder(files, out / "masks" / dataset)
+    listings = [
         sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in folder.iterdir())
         for folder in (maps, masks)
     ]
-    digest = hashlib.sha256(repr((SCHEMA, files)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((SCHEMA, listings)).encode()).hexdigest()
     path = out / "published" / network / f"{dataset}.json"
     if path.is_file():
         kept = read_json(path, "the record of published maps")
@@ -79,9 +79,9 @@ def evaluate_maps(network: str, dataset: str, found: Found, data: Path, out: Pat
     return evaluation.record
 
 
-def _mask_folder(found: Found, copies: Path) -> Path:
+def _mask_folder(files: SetFiles, copies: Path) -> Path:
     """Return the folder of a data set's masks; those in a zip are unpacked."""
-    source = open_source(found.images, found.masks)
+    source = open_source(files.images, files.masks)
     first = source.mask_location(source.names[0])
     if not first.member:
         return first.path.parent

@@ -1,4 +1,4 @@
-"""What an item was measured from: summaries of benchmarks and records of published maps."""
+"""The results behind an item: summaries of benchmarks and records of published maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from densecal.data import open_source
 from densecal.evaluation.record import Record
 from densecal.prediction.predictor import Predictor, load_predictor
 from densecal.reproduce.comparison import Heading
-from densecal.reproduce.datasets import Found
+from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.items import Source
 from densecal.training.samples import open_parts
 
@@ -28,7 +28,7 @@ class Results:
         root: Folder of the scale.
 
     Attributes:
-        data: Data sets of its columns that are there.
+        data: Data sets of its columns that are present.
         summaries: Benchmarks by the name of their matrix.
         published: Records by network and data set.
         settings: The setting of every matrix, one line each.
@@ -36,16 +36,16 @@ class Results:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.data: dict[str, Found] = {}
+        self.data: dict[str, SetFiles] = {}
         self.summaries: dict[str, Summary] = {}
         self.published: dict[tuple[str, str], Record] = {}
         self.settings: list[str] = []
 
     def row(self, source: Source, dataset: str) -> Row | None:
         """Return the row of a benchmark."""
-        wanted = (source.label, source.calibrator, dataset)
+        key = (source.label, source.calibrator, dataset)
         rows = self.summaries[source.matrix].rows if source.matrix in self.summaries else []
-        return next((row for row in rows if (row.label, row.calibrator, row.dataset) == wanted), None)
+        return next((row for row in rows if (row.label, row.calibrator, row.dataset) == key), None)
 
     def record(self, title: str, source: Source, dataset: str) -> Record | None:
         """Return the record of a row of the item, under the title of that row."""
@@ -66,7 +66,7 @@ class Results:
         return math.nan if row is None else spread(row.values(section, key, column.bins).values())[0]
 
     def predictor(self, source: Source) -> Predictor | None:
-        """Load the trained model of a row, if it is there."""
+        """Load the trained model of a row, if there is one."""
         if source.matrix not in self.summaries:
             return None
         cells = Plan(self.summaries[source.matrix].matrix, self.root / "runs" / source.matrix).untuned
@@ -87,8 +87,8 @@ class Results:
         predictor = self.predictor(source)
         if predictor is None or not self.data:
             return math.nan
-        found = next(iter(self.data.values()))
-        images = open_source(found.images, found.masks)
+        files = next(iter(self.data.values()))
+        images = open_source(files.images, files.masks)
         pictures = [images.image(name) for name in images.names[: _WARM_UP + _TIMED]]
         for picture in pictures[:_WARM_UP]:
             predictor.logits([picture])

@@ -16,7 +16,7 @@ from densecal.io.outputs import check_outputs
 from densecal.reproduce import datasets
 from densecal.reproduce.agreement import agreement
 from densecal.reproduce.comparison import Comparison, csv_text, latex_text, markdown_text
-from densecal.reproduce.datasets import Found
+from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.figures import draw
 from densecal.reproduce.items import MAPS, Item, Scale, find_item, load_scale, load_settings
 from densecal.reproduce.published import evaluate_maps, missing_maps
@@ -32,12 +32,12 @@ _TABLES = ("table.md", "table.tex", "table.csv")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an item.
+    """The outcome of running an item.
 
     Attributes:
         comparisons: Its tables.
         files: Everything that was written.
-        missing: Data sets and maps that are not there, with where they are to be had and where they belong.
+        missing: Data sets and maps that are missing, with where to obtain them and where they belong.
         failed: Cells without a result, and why.
     """
 
@@ -64,7 +64,7 @@ def reproduce(
 
     Raises:
         InputError: There is no such item, a file of something else is in the way, or nothing of the item can be run
-            with the data that is there.
+            with the data at hand.
     """
     item, folder = find_item(name), out.absolute() / scale / name
     targets = [(folder / file, Path(file).suffix[1:]) for file in _TABLES]
@@ -106,7 +106,7 @@ class Workplace:
             self.data = root / "data"
             write_data(self.data, self.settings)
 
-    def find(self, dataset: str) -> Found | None:
+    def find(self, dataset: str) -> SetFiles | None:
         """Return a data set as it is in the folder of data sets."""
         return datasets.find(dataset, self.data, self.root / "lists")
 
@@ -114,7 +114,7 @@ class Workplace:
         """Refuse an item of which nothing can be run.
 
         Raises:
-            InputError: Names the data sets that are missing, where they are to be had and where they belong.
+            InputError: Names the missing data sets, where to obtain them and where they belong.
         """
         sources = item.sources().values()
         trains = list(dict.fromkeys(load_settings(s.matrix).train for s in sources if not s.is_published))
@@ -126,13 +126,13 @@ class Workplace:
             absent = trains
         first, *others = (datasets.missing(dataset, self.data) for dataset in absent)
         more = f"; {', '.join(other.where for other in others)} are missing too" if others else ""
-        raise InputError(f"reproduce {name}: {first.where}", first.found, first.expected + more)
+        raise InputError(f"reproduce {name}: {first.where}", first.problem, first.expected + more)
 
     def run(self, item: Item, watch: Watch | None) -> Results:
         """Run the cells of an item and evaluate the maps it shows."""
         sources = item.sources().values()
         results = Results(self.root)
-        results.data = {dataset: found for dataset in item.data if (found := self.find(dataset)) is not None}
+        results.data = {dataset: files for dataset in item.data if (files := self.find(dataset)) is not None}
         for name in dict.fromkeys(source.matrix for source in sources if not source.is_published):
             labels = {source.label for source in sources if source.matrix == name}
             matrix = self.matrix(name, labels)
@@ -151,38 +151,38 @@ class Workplace:
         return results
 
     def matrix(self, name: str, labels: set[str]) -> Matrix | None:
-        """Return the matrix of some rows on the data that is there; ``None`` without images to train on."""
+        """Return the matrix of some rows on the data at hand; ``None`` without images to train on."""
         settings = load_settings(name)
         train = self.copy(settings.train, self.settings.train)
         if train is None:
             return None
         tests = {dataset: self.copy(dataset, self.settings.test) for dataset in settings.tests}
         cache = None if self.scale is Scale.full else self.root / "packed" / name
-        there = {dataset: found for dataset, found in tests.items() if found is not None}
+        present = {dataset: files for dataset, files in tests.items() if files is not None}
         weights = weights_file(settings, self.data)
         own = weights if self.scale is Scale.full and weights.is_file() else None
-        return scaled_matrix(settings, self.scale, labels, train, there, cache, own)
+        return scaled_matrix(settings, self.scale, labels, train, present, cache, own)
 
-    def copy(self, dataset: str, count: int | None) -> Found | None:
-        """Return a data set as the scale has it: itself, or a copy of fewer and smaller images."""
-        found = self.find(dataset)
-        if found is None or self.scale is not Scale.cpu:
-            return found
+    def copy(self, dataset: str, count: int | None) -> SetFiles | None:
+        """Return a data set at the scale: the set itself, or a copy of fewer and smaller images."""
+        files = self.find(dataset)
+        if files is None or self.scale is not Scale.cpu:
+            return files
         assert count is not None
         assert self.settings.side is not None
-        return datasets.thin(found, dataset, self.root / "data", count, self.settings.side)
+        return datasets.thin(files, dataset, self.root / "data", count, self.settings.side)
 
     @property
     def jobs(self) -> int:
-        """Processes: small networks on a CPU are faster side by side, one core each."""
+        """Number of processes: small networks on a CPU are faster side by side, one core each."""
         return min(cores(), _MOST_JOBS) if self.scale is Scale.cpu else 1
 
     def missing(self, item: Item, results: Results) -> list[str]:
-        """Return a line for every data set and every network's maps that the item shows and that are not there."""
+        """Return a line for every data set and every network's maps that the item shows and that are missing."""
         sources = item.sources().values()
         matrices = dict.fromkeys(source.matrix for source in sources if not source.is_published)
-        wanted = [*(load_settings(matrix).train for matrix in matrices), *item.data]
-        lines = [str(datasets.missing(name, self.data)) for name in dict.fromkeys(wanted) if self.find(name) is None]
+        names = [*(load_settings(matrix).train for matrix in matrices), *item.data]
+        lines = [str(datasets.missing(name, self.data)) for name in dict.fromkeys(names) if self.find(name) is None]
         if datasets.TEXTURES in results.data:
             lines += datasets.missing_textures(results.data[datasets.TEXTURES], self.data)
         networks = dict.fromkeys(source.label for source in sources if source.is_published)

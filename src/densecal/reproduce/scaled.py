@@ -7,23 +7,23 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from densecal.benchmark.matrix import Matrix
-from densecal.reproduce.datasets import SETS, Found
+from densecal.reproduce.datasets import SETS, SetFiles
 from densecal.reproduce.items import MatrixSettings, Scale, load_scale
 from densecal.training.config import Config, load_config
 
 SEED = 0
 PLACES = ("data.images", "data.masks", "data.cache")
-"""Settings that say where something is."""
+"""Settings that are locations."""
 WEIGHTS = "weights"
-"""Where the folder of data sets may have weights of encoders: ``weights/resnet50.safetensors``."""
+"""Place of an encoder's weights in the folder of data sets: ``weights/resnet50.safetensors``."""
 
 
 def scaled_matrix(
     settings: MatrixSettings,
     scale: Scale,
     labels: Collection[str],
-    train: Found,
-    tests: Mapping[str, Found],
+    train: SetFiles,
+    tests: Mapping[str, SetFiles],
     cache: Path | None = None,
     weights: Path | None = None,
 ) -> Matrix:
@@ -34,7 +34,7 @@ def scaled_matrix(
         scale: How much is run.
         labels: The rows.
         train: Images to train and validate on.
-        tests: The test sets that are there, by name.
+        tests: The test sets at hand, by name.
         cache: Folder of the packed images, unless it is the user's.
         weights: File of the encoder's weights, in place of those that the settings name.
     """
@@ -48,8 +48,8 @@ def scaled_matrix(
             "methods": settings.select(set(labels)),
             "seeds": [SEED],
             "datasets": [
-                {"name": dataset, "images": found.images, "masks": found.masks, "ood": SETS[dataset].ood}
-                for dataset, found in tests.items()
+                {"name": dataset, "images": files.images, "masks": files.masks, "ood": SETS[dataset].ood}
+                for dataset, files in tests.items()
             ],
             "calibrators": settings.calibrators,
             "bins": settings.bins,
@@ -59,7 +59,7 @@ def scaled_matrix(
 
 
 def weights_file(settings: MatrixSettings, data: Path) -> Path:
-    """Return where the folder of data sets may have the weights of a matrix's encoder, without the tag of its name."""
+    """Return where the weights of a matrix's encoder belong in the folder of data sets, without the tag of its name."""
     encoder = load_config(settings.recipe, settings.overrides).model.encoder.partition(".")[0]
     return data / WEIGHTS / f"{encoder}.safetensors"
 

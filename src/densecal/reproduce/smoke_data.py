@@ -42,7 +42,7 @@ def _write_set(data: Path, dataset: PaperSet, count: int, side: int, seed: int) 
     names = [f"{dataset.name.replace(' ', '-')}-{i}" for i in range(count)]
     for i, (name, image, mask) in enumerate(zip(names, scenes.images, scenes.masks, strict=True)):
         if dataset.ood:
-            # nothing is to be found: one patch of an image, all over
+            # an image without objects: one patch, repeated
             texture = np.tile(image[: side // 4, : side // 4], (4, 4, 1))
             name = published_list(TEXTURE_LIST)[i]
             _save(images / name.partition("_")[0] / f"{name}.png", texture)

@@ -15,7 +15,7 @@ _UNEVALUATED = ("hours", "images_per_second")
 
 
 def item_tables(name: str, item: Item, results: Results) -> list[Comparison]:
-    """Return the tables of an item, without what is said about them."""
+    """Return the tables of an item, without their notes."""
     return _ranges(name, item, results) if item.kind == "ranges" else [_compare(name, item, results)]
 
 
@@ -52,17 +52,17 @@ def _ranges(name: str, item: Item, results: Results) -> list[Comparison]:
     comparisons = []
     for bins in sorted(summary.matrix.bins, reverse=True):
         ranges: dict[tuple[str, str], EffectiveRange] = {
-            (found.line, found.dataset): found
+            (entry.line, entry.dataset): entry
             for sweep in sweeps(summary)
-            for found in effective_ranges(summary, sweep, bins)
+            for entry in effective_ranges(summary, sweep, bins)
         }
         columns = [Heading(dataset, FIGURES["ece_ew"], bins) for dataset in (*item.data, VALIDATION)]
         rows = {}
         for title in item.rows:
             values = []
             for column, printed in zip(columns, [*numbers[title], None], strict=True):
-                found = ranges.get((title.lower(), column.dataset))
-                values.append(Value("-" if found is None else range_text(found), printed))
+                entry = ranges.get((title.lower(), column.dataset))
+                values.append(Value("-" if entry is None else range_text(entry), printed))
             rows[title] = values
         comparisons.append(Comparison(f"{item.title}, {bins} bins", [], columns, rows))
     return comparisons

@@ -1,4 +1,4 @@
-"""The cores that are really there, and how much of them other processes use."""
+"""How many cores this process may use, and how many of them other processes are using."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ SHARE = "DENSECAL_CORES"
 
 
 def cores() -> int:
-    """Return how many cores this process may use; affinity, a cgroup or its share may allow fewer than there are."""
+    """Return how many cores this process may use; affinity, a cgroup or its share may allow fewer than exist."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = os.environ.get(SHARE, "")
     return max(1, math.ceil(min(count, _cgroup_quota(), int(share) if share.isdecimal() else math.inf)))
 
 
-def create_load_meter(wanted: int, statistics: Path = Path("/proc/stat")) -> Callable[[], float] | None:
-    """Return a function that says how many of the cores wanted for this process others have used since its last call.
+def create_load_meter(threads: int, statistics: Path = Path("/proc/stat")) -> Callable[[], float] | None:
+    """Create a function that returns how many of the cores for our threads others have used since its last call.
 
-    As long as others are content with the cores beyond those wanted, that is 0. It is ``None`` on systems that do not
-    tell.
+    The figure is 0 while others use only the remaining cores. Return ``None`` on systems without statistics.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
@@ -37,20 +36,20 @@ def create_load_meter(wanted: int, statistics: Path = Path("/proc/stat")) -> Cal
     if before is None:
         return None
 
-    def taken() -> float:
+    def busy_cores() -> float:
         nonlocal before
         now = read()
         if now is None or before is None or now[0] <= before[0]:
             return 0.0
         seconds, busy, own = (after - earlier for after, earlier in zip(now, before, strict=True))
         before = now
-        return max(0.0, (busy - own) / seconds - (len(allowed) - wanted))
+        return max(0.0, (busy - own) / seconds - (len(allowed) - threads))
 
-    return taken
+    return busy_cores
 
 
 def _busy_seconds(statistics: Path, allowed: set[str]) -> float | None:
-    """Return how long some cores have not been idle since the start, also those that a hypervisor gave to others."""
+    """Return the seconds since boot in which these cores were busy, or given to others by a hypervisor."""
     try:
         rows = [line.split() for line in statistics.read_text().splitlines()]
         ticks = [[int(word) for word in row[1:9]] for row in rows if row and row[0] in allowed]

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """What does chunks of work. Results are merged exactly, so no engine changes a figure."""
+    """Runs chunks of work. Results are merged exactly, so the choice of engine changes no figure."""
 
     def map(self, function: Callable[..., T], calls: Iterable[tuple[Any, ...]], *, gpu: bool = False) -> Iterator[T]:
         """Call a function many times, and yield its results in the order of the calls.
 
         Args:
-            function: A function that other processes can import. Called again for work that was lost, so a second
-                call must leave what the first would have left.
+            function: A function that other processes can import. Called again for work that was lost, so calling it
+                twice must leave the same files as calling it once.
             calls: The arguments of each call, read shortly before it is made.
             gpu: Every call uses a GPU, where there are any.
 
@@ -30,7 +30,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class InProcesses:
+class LocalEngine:
     """The engine of one machine: worker processes, or this process if there is one worker.
 
     Attributes:

@@ -85,7 +85,7 @@ def start_worker() -> None:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started meanwhile."""
+    """Set environment variables for the processes started inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

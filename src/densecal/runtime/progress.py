@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """A callable that is told about progress again and again."""
+    """A callable that receives reports of progress."""
 
     def __call__(self, title: str, done: int, total: int, /, **figures: float) -> None:
         """Report progress.
@@ -28,7 +28,7 @@ def silent(title: str, done: int, total: int, /, **figures: float) -> None:
 
 
 def retitle(progress: Progress, title: str) -> Progress:
-    """Return a progress report under another title than the one that the work itself gives."""
+    """Return a progress callable that replaces the title given by the work itself."""
 
     def report(_: str, done: int, total: int, /, **figures: float) -> None:
         progress(title, done, total, **figures)

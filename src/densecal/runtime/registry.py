@@ -18,8 +18,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: What messages call them, such as "method".
-        modules: Modules that register a name when they are imported, which happens when the name is asked for. This is
-            for what needs an optional dependency.
+        modules: Modules that register a name when they are imported, which happens when the name is requested. This is
+            for classes that need an optional dependency.
     """
 
     def __init__(self, kind: str, modules: Mapping[str, str] | None = None) -> None:
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
             options += [p.name for p in source if p.kind is not p.VAR_KEYWORD and p.name not in options]
         return options
 
-    def create(self, name: str, **given: Any) -> Any:
+    def create(self, name: str, **options: Any) -> Any:
         """Call a registered class or function.
 
         Raises:
@@ -76,12 +76,12 @@ class Registry(Generic[T]):
             TypeError: There is no such option.
         """
         allowed = self.options(name)
-        for option in given:
+        for option in options:
             if option not in allowed:
                 raise TypeError(
                     f"{self.kind} {name!r}: unknown option {option!r}; expected one of {', '.join(allowed)}"
                 )
-        return self._items[name](**given)
+        return self._items[name](**options)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -21,10 +21,10 @@ from densecal.runtime.cores import cores
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=24)
+PEER_TIMEOUT = timedelta(hours=24)
 """How long a process waits for the slowest one."""
-MEETING = timedelta(minutes=5)
-"""How long a process waits at the start for the others to come."""
+JOIN_TIMEOUT = timedelta(minutes=5)
+"""How long a process waits for the others at the start."""
 NOTICE_SECONDS = 20.0
 _NUMBERS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0, "NODE_RANK": 0,
             "SLURM_NTASKS": 1, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}  # fmt: skip
@@ -66,7 +66,7 @@ class Processes:
         return [gathered for gathered in values or () if gathered is not None]
 
     def use_own_gpu(self) -> None:
-        """Make "cuda" mean a different GPU for every process of a machine, as far as there are enough."""
+        """Make "cuda" mean a different GPU for every process of a machine, as far as its GPUs suffice."""
         if self.count == 1:  # predicting by ONNX needs no torch
             return
         import torch
@@ -83,7 +83,7 @@ ALONE = Processes()
 
 
 def check_variables() -> None:
-    """Check the variables by which torchrun and SLURM tell a process which one it is.
+    """Check the variables by which torchrun and SLURM number the processes.
 
     Raises:
         InputError: One of them is not a number, or a rank is not below the number of processes.
@@ -104,14 +104,14 @@ def check_variables() -> None:
 
 
 @contextmanager
-def meeting(limit: timedelta) -> Iterator[None]:
-    """Say, while and after the code inside waits for the other processes, that this one waits alone.
+def report_waiting(limit: timedelta) -> Iterator[None]:
+    """Tell the user if the block waits long for the other processes, and raise an error if it fails.
 
     Args:
-        limit: How long the code inside waits.
+        limit: How long the block may wait.
 
     Raises:
-        InputError: The others did not come in time, or cannot be reached.
+        InputError: The others did not arrive in time, or cannot be reached.
     """
     names = ("RANK", "WORLD_SIZE", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR", "MASTER_PORT")
 
@@ -133,7 +133,7 @@ def meeting(limit: timedelta) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:200]
         problem = f"cannot join the others ({own_address()}): {reason}"
-        raise InputError("processes", problem, f"as many as were asked for, within {minutes}") from None
+        raise InputError("processes", problem, f"all processes to join within {minutes}") from None
     finally:
         notice.cancel()
 
@@ -162,14 +162,14 @@ def join_after_restart(backend: str, timeout: timedelta | None = None) -> None:
     from torch import distributed
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, count = next(rendezvous("env://", timeout=MEETING))
+    store, rank, count = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     own = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
 
 
 @contextmanager
 def join_processes() -> Iterator[Processes]:
-    """Join the processes that torchrun started, if it did.
+    """Join the other processes if torchrun started this one.
 
     Bad input of any process is gathered and raised by the first; the others end silently.
     """
@@ -181,11 +181,11 @@ def join_processes() -> Iterator[Processes]:
     from torch import distributed
     from torch.distributed.rendezvous import rendezvous
 
-    with meeting(MEETING):
-        join_after_restart("gloo", PATIENCE)
+    with report_waiting(JOIN_TIMEOUT):
+        join_after_restart("gloo", PEER_TIMEOUT)
         if not distributed.is_initialized():
-            store, rank, count = next(rendezvous("env://", timeout=MEETING))
-            distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
+            store, rank, count = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PEER_TIMEOUT)
     processes = Processes(distributed.get_rank(), count, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     try:
         yield processes

@@ -1,7 +1,7 @@
-"""The average of the weights over the steps of training, which is validated and kept instead of the last weights.
+"""A running average of the weights over the training steps, which is validated and saved instead of the last weights.
 
 torch's `AveragedModel` collects and groups all tensors at every step, which takes eight times as long as averaging them
-on a CPU, and knows no share of the initial weights.
+on a CPU, and cannot mix in the initial weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Average:
 
     @torch.no_grad()
     def follow(self, steps: int) -> None:
-        """Move towards the weights after this many steps and, by their share, the initial ones. Counters are copied."""
-        # the last third of the steps, until the decay makes it fewer
+        """Move towards the weights after this many steps, mixed with the initial ones by their share; copy counters."""
+        # covers the last third of the steps, until `decay` limits it to fewer
         rate = max(1 - self.decay, 3 / (2 + steps))
         toward = rate * (1 - self.start_share)
         if self.start:
@@ -50,7 +50,7 @@ class Average:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin a new average: the averaged weights become those in training, and the initial ones."""
+        """Begin a new average: the averaged weights become both the weights in training and the initial weights."""
         torch._foreach_copy_(self._trained, self._averaged)
         self.load_start(self._averaged)
 

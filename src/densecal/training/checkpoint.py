@@ -54,7 +54,7 @@ class Checkpoint:
         method: State of the training method.
         optimizer: State of the optimizers. If the model is an average of weights, also the weights in training.
         meta: ``epoch`` (finished epochs), ``config``, ``best``.
-        folder: Where it was read.
+        folder: The folder it was read from.
     """
 
     model: dict[str, Tensor]
@@ -72,10 +72,10 @@ def save(
     meta: dict[str, Any],
     best: Path | None = None,
 ) -> None:
-    """Write a checkpoint folder. The former one becomes ``previous`` beside it.
+    """Write a checkpoint folder. The one it replaces becomes ``previous`` beside it.
 
     Args:
-        folder: The folder.
+        folder: Folder to write, such as ``checkpoints/last``.
         model: Weights to use for prediction.
         method: State of the training method.
         optimizer: State of the optimizers.
@@ -116,8 +116,8 @@ def _write(
     optimizer: dict[str, Any],
     meta: dict[str, Any],
 ) -> None:
-    save_file(_plain(model), draft / MODEL)
-    save_file(_plain(method), draft / METHOD)
+    save_file(_prepare_tensors(model), draft / MODEL)
+    save_file(_prepare_tensors(method), draft / METHOD)
     torch.save(optimizer, draft / OPTIMIZER)
     hashes = {name: _sha256(draft / name) for name in (MODEL, METHOD, OPTIMIZER)}
     meta_text = json.dumps({"version": VERSION, **meta, "sha256": hashes}, indent=1)
@@ -129,7 +129,7 @@ def _write(
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Replace a checkpoint folder by a copy of another, made of hard links where the file system has them."""
+    """Replace a checkpoint folder with a copy of another, made of hard links where the file system has them."""
     new, old = (target.with_name(f"{target.name}.{kind}") for kind in ("new", "old"))
     new.mkdir()
     for name in _FILES:
@@ -144,7 +144,7 @@ def _copy(source: Path, target: Path) -> None:
 def _put(new: Path, target: Path, old: Path) -> None:
     """Rename a folder to ``target``, which becomes ``old`` if it exists.
 
-    ``target`` is absent at no moment where the system can exchange two names.
+    Where the system can exchange two names, ``target`` exists at every moment.
     """
     if not target.exists():
         os.rename(new, target)
@@ -165,7 +165,7 @@ def _remove(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a link to one, as far as possible: on some systems files that are read cannot be deleted."""
+    """Delete a folder, or a link to one, as far as possible: some systems cannot delete files being read."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
@@ -177,7 +177,7 @@ def recover(folder: Path) -> None:
     It may itself be killed at any moment.
 
     Raises:
-        InputError: Something other than a folder has the name of a checkpoint, or nothing can be renamed here.
+        InputError: Something other than a folder has the name of a checkpoint, or nothing in the folder can be renamed.
     """
     for path in (folder, *(folder / name for name in ("last", "previous", "best"))):
         if os.path.lexists(path) and not path.is_dir():
@@ -195,7 +195,7 @@ def _recover(folder: Path, last: Path, previous: Path, best: Path) -> None:
     if newest is not None and newest.name == "last.new":
         if last.exists():
             _remove(previous)
-            os.rename(last, previous)  # not exchanged: what is called `last.new` must never be the older one
+            os.rename(last, previous)  # not an exchange, after which `last.new` would be the older one
         os.rename(newest, last)
     elif not last.exists() and previous.exists():
         os.rename(previous, last)
@@ -284,7 +284,7 @@ def _first_complete(folder: Path, names: Iterable[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name / META).is_file()), None)
 
 
-def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _prepare_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors as safetensors needs them: on the CPU, contiguous, with no memory in common."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 

@@ -92,7 +92,8 @@ def recipes() -> list[str]:
 def load_config(recipe: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Read a recipe by name or a YAML file, and apply overrides such as ``optim.lr=1e-4``.
 
-    Another method (``method.name=als``) keeps the recipe's options that it has; ``dropped_options`` lists the others.
+    If they choose another method (``method.name=als``), it keeps those of the recipe's method options that it has;
+    ``dropped_options`` lists the others.
 
     Raises:
         InputError: Names the key, its value and what was expected.
@@ -105,7 +106,7 @@ def load_config(recipe: str, overrides: list[str] | tuple[str, ...] = ()) -> Con
 
 
 def dropped_options(recipe: str, overrides: list[str] | tuple[str, ...]) -> list[str]:
-    """List the method options of a recipe that overrides drop, which nothing else replaces."""
+    """List the method options of a recipe that overrides drop without replacing them."""
     return drop_replaced(_read(recipe), overrides)
 
 
@@ -114,7 +115,7 @@ def parse_config(settings: Any, where: str) -> Config:
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise _readable(error, where) from None
+        raise _input_error(error, where) from None
 
 
 def dump_config(config: Config) -> str:
@@ -159,7 +160,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         if inner is None:
             inner = target[section] = {}
         if not isinstance(inner, dict):
-            raise InputError(key, f"{section!r} holds a value", "a section")
+            raise InputError(key, f"{section!r} is a value", "a section")
         target = inner
     target[last] = value
 
@@ -179,13 +180,13 @@ def first_difference(was: Config, now: Config) -> tuple[str, Any, Any] | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    """Return the settings with the length that the second stage has, which is 0 where there is none."""
+    """Return the settings with the actual length of the second stage, which is 0 without one."""
     settings = config.model_dump(mode="json")
     settings["optim"]["second_epochs"] = config.total_epochs - config.optim.epochs
     return settings
 
 
-def _readable(error: ValidationError, where: str) -> InputError:
+def _input_error(error: ValidationError, where: str) -> InputError:
     """Turn pydantic's first problem into an error that names the key, its value and what was expected."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])

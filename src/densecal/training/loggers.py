@@ -4,7 +4,7 @@ A line is a dictionary with ``epoch`` and figures, which may be nested, like the
 settings say where runs go: ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``, ``WANDB_PROJECT`` and
 ``WANDB_MODE``. A resumed run continues the same run there. Its identifiers are in `loggers.json` of the run folder.
 
-Lightning's loggers would add the whole of Lightning to what a training needs.
+Lightning's own loggers would make all of Lightning a dependency of training.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class WandbLogger:
 
 
 def create(name: str, folder: Path, settings: dict[str, Any] | None = None, epochs: int = 0) -> Logger:
-    """Start to log a run, or continue.
+    """Start logging a run, or continue its log.
 
     Args:
         name: ``tensorboard``, ``mlflow`` or ``wandb``.

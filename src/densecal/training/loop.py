@@ -1,4 +1,4 @@
-"""The training loop, on Lightning Fabric. A run killed at any moment resumes to the same bits, by as many threads."""
+"""The training loop, on Lightning Fabric. A killed run resumes to the same bits with the same number of threads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from densecal.metrics.calibration_result import CalibrationResult
 from densecal.runtime.lock import lock_folder
 from densecal.runtime.prefetch import prefetch
 from densecal.runtime.progress import Progress, silent
-from densecal.runtime.sharding import check_variables, join_after_restart, meeting
+from densecal.runtime.sharding import check_variables, join_after_restart, report_waiting
 from densecal.training import checkpoint
 from densecal.training.config import Config
 from densecal.training.logs import Log
-from densecal.training.preemption import Position, stop_when_asked
+from densecal.training.preemption import Position, stop_on_signal
 from densecal.training.restoring import check_epoch, restore
-from densecal.training.run import PATIENCE, Run, create_fabric, open_run
+from densecal.training.run import PEER_TIMEOUT, Run, create_fabric, open_run
 from densecal.training.run_folder import check_run_folder, newest_checkpoint, save_checkpoint, write_config
 from densecal.training.samples import Batch, Samples, epoch_batches, to_device, validation_batches
 from densecal.training.schedule import learning_rate, stage_position
@@ -58,9 +58,9 @@ def train(
         config: What to train.
         out: Run folder: ``config.yaml``, ``log.jsonl``, ``alpha.csv``, ``checkpoints/last`` and ``checkpoints/best``.
         resume: Continue from the last checkpoint in the folder, or start if there is none.
-        progress: Is told how far the run is, and the figures of each epoch.
-        start: A finished run of plain cross entropy on the same data, which is the first of two stages. The run begins
-            with the second, and ends as if it had trained the first itself, with the same settings.
+        progress: Receives the progress of the run and the figures of each epoch.
+        start: A finished run of plain cross entropy on the same data, used as the first of two stages. The run begins
+            with the second stage and ends as if it had trained the first itself, with the same settings.
 
     Returns:
         The last validation, or ``None`` if the run had already finished.
@@ -75,8 +75,8 @@ def train(
     is_new = not out.exists()
     check_variables()
     fabric = create_fabric(config)
-    with meeting(PATIENCE) if config.engine.devices * config.engine.nodes > 1 else contextlib.nullcontext():
-        join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo", PATIENCE)
+    with report_waiting(PEER_TIMEOUT) if config.engine.devices * config.engine.nodes > 1 else contextlib.nullcontext():
+        join_after_restart("nccl" if fabric.device.type == "cuda" else "gloo", PEER_TIMEOUT)
         fabric.launch()
     try:
         with lock_folder(out) if fabric.global_rank == 0 else contextlib.nullcontext(True) as locked:
@@ -107,7 +107,7 @@ def _train(
     log = Log(out, config.engine.loggers, config.model_dump(mode="json"), enabled=fabric.global_rank == 0)
     first_epoch, best_brier = _begin(run, out, log, saved, first_stage, progress)
     result, start = None, time.perf_counter()
-    with log, run.threads, stop_when_asked(alone=fabric.world_size == 1) as run.stop:
+    with log, run.threads, stop_on_signal(alone=fabric.world_size == 1) as run.stop:
         for epoch in range(first_epoch, config.total_epochs):
             if epoch == config.optim.epochs and run.position is None:
                 begin_second_stage(run)
@@ -143,7 +143,7 @@ def _begin(
     first_stage: FirstStage | None,
     progress: Progress,
 ) -> tuple[int, float]:
-    """Put a run where it goes on, and its folder in order; return the epoch and the best Brier score so far."""
+    """Restore or start a run and its folder; return the epoch to go on with and the best Brier score so far."""
     epoch, best_brier = 0, float("inf")
     if saved is not None:
         epoch, best_brier = int(saved.meta["epoch"]), float(saved.meta["best"])
@@ -151,11 +151,11 @@ def _begin(
         run.threads.start_with(saved.meta.get("threads", run.threads.number))
     elif first_stage is not None:
         epoch = run.config.optim.epochs
-        _take_over(run, first_stage, progress)
+        _adopt_first_stage(run, first_stage, progress)
     log.keep(epoch)
     if run.fabric.global_rank == 0:
         write_config(run.config, out / "config.yaml")
-        for name in CALIBRATOR_FILES:  # that of a shorter run, if it is being extended
+        for name in CALIBRATOR_FILES:  # left by a shorter run that is now extended
             (out / name).unlink(missing_ok=True)
         if saved is None and first_stage is not None:  # a kill from here on leaves a run that can be resumed
             save_checkpoint(run, out, epoch, best_brier, improved=False)
@@ -169,11 +169,11 @@ def _images_left(run: Run, epoch: int) -> int:
         return images
     optim, seed = run.config.optim, run.config.engine.seed
     done = epoch_batches(images, optim.batch, epoch, seed, 0, 1)[: run.position.step]
-    return images - sum(batch.whole for batch in done)
+    return images - sum(batch.global_size for batch in done)
 
 
-def _take_over(run: Run, first_stage: FirstStage, progress: Progress) -> None:
-    """Put a run where its first stage ends, which another run has trained."""
+def _adopt_first_stage(run: Run, first_stage: FirstStage, progress: Progress) -> None:
+    """Start a run from the end of a first stage that another run has trained."""
     load_first_stage(run, first_stage)
     assert isinstance(run.method, Adaptive)  # only adaptive methods have two stages
     result = validate(run, progress)
@@ -186,7 +186,7 @@ def _warn_of_long_warmup(run: Run) -> None:
     method, epochs = run.method, run.config.total_epochs
     if isinstance(method, Adaptive) and method.warmup >= epochs and run.fabric.global_rank == 0:
         warnings.warn(
-            f"method.warmup is {method.warmup} and the number of epochs {epochs}: {method.VALUE} never moves, so that "
+            f"method.warmup is {method.warmup} and the number of epochs is {epochs}: {method.VALUE} never moves, so "
             f"{run.config.method.name} is plain cross entropy here",
             stacklevel=3,
         )
@@ -200,7 +200,7 @@ def _log_entry(
         "loss": loss,
         "lr": learning_rate(run.config.optim, epoch),
         "images_per_second": images_per_second,
-        "threads": run.threads.used(),
+        "threads": run.threads.history(),
         "validation": {name: getattr(result, name) for name in LOGGED_FIGURES},
         "method": run.method.statistics(),
     }
@@ -210,8 +210,8 @@ def train_epoch(run: Run, epoch: int, progress: Progress = silent) -> float:
     """Train on every training image once.
 
     Returns:
-        The mean loss. If the process was asked to stop, ``run.position`` says after which step it did, and the mean is
-        that of the steps done.
+        The mean loss. If the process was asked to stop, ``run.position`` says after which step it stopped, and the mean
+        is over the steps done.
     """
     config, fabric, method = run.config, run.fabric, run.method
     rank, world = fabric.global_rank, fabric.world_size
@@ -226,7 +226,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress = silent) -> float:
         updates_weights = (step + 1) % config.optim.accumulate == 0 or is_last_step
         images, masks = _augment(run, batch, images, masks, step, epoch)
         index = torch.from_numpy(batch.ids).to(fabric.device, non_blocking=True)
-        weight = (index >= 0).float() if batch.own < len(batch.ids) else None
+        weight = (index >= 0).float() if batch.own_size < len(batch.ids) else None
         if config.data.informationless:
             images, masks, index = _remove_information(run, batch, images, masks, index, epoch)
         images, targets = method.prepare(images, masks, index)
@@ -234,7 +234,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress = silent) -> float:
             loss_by_optimizer, logits = run.criterion.step(run.model, images, masks, targets, method, weight, index)
             loss = torch.stack(list(loss_by_optimizer.values())).sum()
             # a process with padding counts for less, so that the gradient is that of the whole batch
-            share = batch.own * world / batch.whole
+            share = batch.own_size * world / batch.global_size
             fabric.backward(loss * (share / config.optim.accumulate))
         losses[step] = loss.detach() * share
         if fabric.device.type == "cpu" or (step + 1) % STEPS_BETWEEN_CHECKS == 0 or is_last_step:
@@ -264,7 +264,7 @@ def _resume_epoch(run: Run, losses: Tensor) -> int:
 
 
 def _load_batches(run: Run, samples: Samples, batches: list[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Yield batches on the device. Samples that are not there yet are read ahead by a thread."""
+    """Yield batches on the device. Samples that are not on the device are read ahead by a thread."""
 
     def read() -> Iterator[tuple[Batch, Tensor, Tensor]]:
         for batch in batches:
@@ -289,10 +289,10 @@ def _remove_information(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Remove the information from a share of the images.
 
-    They are trained on with clean, empty masks: their index becomes -1, so the method perturbs no label of theirs.
+    They are trained on with clean, empty masks: their index becomes -1, so the method does not perturb their labels.
     """
     seed, ids = run.config.engine.seed, torch.from_numpy(batch.ids)
-    # chosen on the CPU, so that the device need not be asked how many there are
+    # chosen on the CPU, so that counting them does not wait for the device
     chosen = choose_samples(ids, epoch, seed, run.config.data.informationless).nonzero()[:, 0]
     if len(chosen):
         rows = chosen.to(index.device, non_blocking=True)
@@ -315,7 +315,7 @@ def _check_losses(run: Run, losses: Tensor, batches: list[Batch]) -> None:
 
 
 def _update_weights(run: Run, epoch: int, step: int, steps: int) -> None:
-    """Let the optimizers move the weights after a step, one of ``steps`` in the epoch."""
+    """Update the weights after a step, one of ``steps`` in the epoch."""
     optim = run.config.optim
     rate = learning_rate(optim, epoch + step / steps, steps / optim.accumulate)
     for optimizer in run.optimizers.values():

@@ -1,4 +1,4 @@
-"""What overrides keep of a recipe's method settings, and what they drop."""
+"""Which of a recipe's method settings overrides keep, and which they drop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from densecal import methods
 
 _REPLACES = {"preset": ("lam",), "schedule": ("warmup", "accuracy")}
-"""Options that an option sets. A new value of it would do nothing beside the recipe's values of these."""
+"""Options that another option sets. Overriding that one would do nothing while the recipe's values of these remain."""
 
 
 def drop_replaced(settings: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Drop those of a recipe's method settings that overrides replace.
+    """Drop the method settings of a recipe that overrides replace.
 
-    Another method keeps every option that it has. An override of an option that sets others drops these.
+    An override of the method keeps the options that the new method has. An override of an option that sets others drops
+    those.
 
     Args:
         settings: The recipe's settings. The section ``method`` is changed.

@@ -20,7 +20,7 @@ def create_optimizers(network: nn.Module, optim: OptimConfig) -> dict[str, torch
 
     Args:
         network: The bare network. Each part that it names in ``separate`` gets an optimizer of its own.
-        optim: Settings. Of the keys of ``optim.lrs``, the longest that a parameter's name starts with counts.
+        optim: Settings. A parameter takes its rate from the longest key of ``optim.lrs`` that its name starts with.
 
     Raises:
         InputError: A key of ``optim.lrs`` names no part of the network.

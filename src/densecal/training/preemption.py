@@ -31,7 +31,7 @@ class Position:
 
     @classmethod
     def after(cls, losses: Tensor) -> Position:
-        """Return the position after the steps that these are the losses of."""
+        """Return the position after the steps that had these losses."""
         random = [torch.get_rng_state()]
         if losses.is_cuda:
             random.append(torch.cuda.get_rng_state(losses.device))
@@ -49,7 +49,7 @@ class Position:
 
 
 @contextmanager
-def stop_when_asked(alone: bool = True) -> Iterator[threading.Event]:
+def stop_on_signal(alone: bool = True) -> Iterator[threading.Event]:
     """Yield an event that is set when the process is asked to stop. A second signal ends the process at once.
 
     Args:
@@ -64,14 +64,14 @@ def stop_when_asked(alone: bool = True) -> Iterator[threading.Event]:
     end_at_once: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     received: list[int] = []
 
-    def ask_to_stop(number: int, frame: Any) -> None:
+    def request_stop(number: int, frame: Any) -> None:
         received.append(number)
         stop.set()
         signal.signal(number, end_at_once[number])
 
     # the workers of a benchmark ignore Ctrl-C, which their parent handles
     handled = [number for number in end_at_once if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, ask_to_stop) for number in handled}
+    before = {number: signal.signal(number, request_stop) for number in handled}
     try:
         yield stop
     except Preempted as stopped:

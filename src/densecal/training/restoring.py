@@ -29,7 +29,7 @@ _OF_RUN = "as this run has"
 
 
 def hash_names(run: Run) -> str:
-    """Hash the names of the images in their order, to which the state per image belongs."""
+    """Hash the names of the images in their order, which the state per image follows."""
     names = ["train", *run.data.train.names, "validation", *run.data.validation.names]
     return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -41,7 +41,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
         InputError: A part of the checkpoint does not fit the run. Nothing was loaded.
     """
     if saved.meta.get("samples") != hash_names(run):
-        raise InputError(saved.folder, "a run that was started on other images", "the images it was started on")
+        raise InputError(saved.folder, "a run that was started on other images", "the images the run was started on")
     path = saved.folder / OPTIMIZER
     stored = dict(saved.optimizer)
     weights, position, start = (stored.pop(key, None) for key in (WEIGHTS, POSITION, START))
@@ -52,8 +52,8 @@ def restore(run: Run, saved: Checkpoint) -> None:
     method = {**uncounted, **saved.method}
     _check_tensors(saved.folder / METHOD, method, own)
     if run.average is not None or weights is not None:
-        wanted = {} if run.average is None else run.network.state_dict()
-        _check_tensors(f"{path}: {WEIGHTS}", weights, wanted)
+        expected = {} if run.average is None else run.network.state_dict()
+        _check_tensors(f"{path}: {WEIGHTS}", weights, expected)
     if start is not None:
         _check_start(f"{path}: {START}", start, [] if run.average is None else run.average.start)
     steps = len(epoch_batches(len(run.data.train), run.config.optim.batch, 0, run.config.engine.seed, 0, 1))
@@ -140,8 +140,8 @@ def _check_position(where: str, stored: Any, run: Run, steps: int) -> Position:
 def _check_generator(where: str, state: Tensor) -> None:
     """Refuse a state of the CPU's generator that would read random numbers from beyond its memory.
 
-    The generator is a Mersenne twister. It draws word `next` of 624 until none is `left`, so that the two have a fixed
-    sum; a new one has drawn nothing. torch checks each alone.
+    The generator is a Mersenne twister. It draws word `next` of 624 until none is `left`, so the two have a fixed sum;
+    a new generator has drawn nothing. torch checks each number alone.
     """
     content = state.numpy()
     left, position = int(content[8:12].view(np.int32)[0]), int(content[16:24].view(np.uint64)[0])
@@ -160,7 +160,7 @@ def _count_updates(epochs: int, position: Position | None, steps: int, accumulat
 
 
 def _check_optimizer(where: str, stored: Any, optimizer: torch.optim.Optimizer, updates: int) -> dict[str, Any]:
-    """Return the state to load: stored tensors, copied into memory laid out like the parameters, and own settings."""
+    """Return the state to load: the run's settings, and stored tensors in memory laid out like the parameters."""
     if not isinstance(stored, dict) or stored.keys() != {"state", "param_groups"}:
         raise InputError(where, "damaged", "state and param_groups")
     own = optimizer.state_dict()["param_groups"]
@@ -195,7 +195,7 @@ def _check_step(where: str, step: Tensor | None, updates: int) -> None:
 
 
 def _check_groups(where: str, stored: Any, own: list[dict[str, Any]]) -> None:
-    """Check the groups of parameters. Their settings are those of the run, so that stored ones need only be sound."""
+    """Check the groups of parameters. The run's own settings are used, so the stored ones need only be plausible."""
     if not isinstance(stored, list) or len(stored) != len(own):
         raise InputError(where, "damaged", f"{len(own)} groups of parameters, {_OF_RUN}")
     for group, mine in zip(stored, own, strict=True):

@@ -28,8 +28,8 @@ from densecal.training.preemption import Position
 from densecal.training.samples import Data, open_data, open_parts
 from densecal.training.threads import Threads
 
-PATIENCE = timedelta(minutes=30)
-"""How long a process of several waits for the others, at the start and at every step."""
+PEER_TIMEOUT = timedelta(minutes=30)
+"""How long one of several processes waits for the others, at the start and at every step."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ def create_fabric(config: Config) -> Fabric:
     try:
         return Fabric(
             accelerator="cuda" if cuda else "cpu",
-            strategy=DDPStrategy(timeout=PATIENCE) if several else "auto",
+            strategy=DDPStrategy(timeout=PEER_TIMEOUT) if several else "auto",
             devices=engine.devices,
             num_nodes=engine.nodes,
             precision=precision,
@@ -91,7 +91,7 @@ def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run
     compiled while images are packed.
     """
     if config.data.scenes is None:
-        open_parts(config.data)  # images that are missing are reported first of all
+        open_parts(config.data)  # reports missing images before anything is built
     network = fast_network(config, fabric)
     with ThreadPoolExecutor(1) as executor:
         rehearsal = executor.submit(_rehearse, network, config, fabric)
@@ -103,7 +103,7 @@ def open_run(config: Config, fabric: Fabric, progress: Progress = silent) -> Run
 def _rehearse(network: SegmentationModel, config: Config, fabric: Fabric) -> None:
     if not _is_replayed(network, config, fabric):
         return
-    # a new thread would use the first device
+    # without this, a new thread would use the first device
     with torch.cuda.device(fabric.device) if fabric.device.type == "cuda" else contextlib.nullcontext():
         shape = min(2, config.optim.batch), 3, config.data.size, config.data.size
         images = torch.zeros(shape, device=fabric.device).contiguous(memory_format=torch.channels_last)
@@ -119,10 +119,10 @@ def fast_network(config: Config, fabric: Fabric) -> SegmentationModel:
 
 
 def _is_replayed(network: SegmentationModel, config: Config, fabric: Fabric) -> bool:
-    """Whether the steps of a run are replayed by CUDA graphs."""
+    """Return whether the steps of a run are replayed by CUDA graphs."""
     alone = fabric.world_size == 1 and config.optim.accumulate == 1
-    wanted = fabric.device.type == "cuda" and config.engine.graphs
-    return wanted and alone and is_plain(network.network)
+    enabled = fabric.device.type == "cuda" and config.engine.graphs
+    return enabled and alone and is_plain(network.network)
 
 
 def initial_network(config: Config, device: torch.device) -> SegmentationModel:
@@ -170,5 +170,5 @@ def assemble(config: Config, fabric: Fabric, data: Data, network: SegmentationMo
     optimizers = create_optimizers(network.network, optim)
     model, *wrapped = fabric.setup(network, *optimizers.values())
     optimizers = dict(zip(optimizers, wrapped, strict=True))
-    resident = [samples.resident(fabric.device) for samples in (data.train, data.validation)]
+    resident = [samples.keep_on_device(fabric.device) for samples in (data.train, data.validation)]
     return Run(config, fabric, data, all(resident), model, network, average, method, optimizers, criterion)

@@ -26,7 +26,7 @@ def save_checkpoint(run: Run, out: Path, epochs: int, best_brier: float, improve
     training: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()}
     if run.average is not None:
         training[WEIGHTS] = run.network.state_dict()
-        if run.config.two_stage:  # otherwise those that the network is built with
+        if run.config.two_stage:  # with one stage, they are those the network is built with
             training[START] = run.average.start
     if run.position is not None:
         training[POSITION] = run.position.state()
@@ -56,7 +56,7 @@ def _write_values(method: Adaptive, names: list[str], path: Path) -> None:
 
 
 def newest_checkpoint(out: Path, resume: bool, fabric: Fabric) -> checkpoint.Checkpoint | None:
-    """Complete what a kill left of a save, and return the newest checkpoint to resume from."""
+    """Complete a save that was killed, and return the newest checkpoint to resume from."""
     if fabric.global_rank == 0:
         checkpoint.recover(out / "checkpoints")
     fabric.barrier()
@@ -74,8 +74,8 @@ def write_config(config: Config, path: Path) -> None:
         write_text(path, dump_config(config))
 
 
-def _extended(before: Config, now: Config) -> Config:
-    """Return the configuration of a run of one stage, with more epochs if it is resumed with more."""
+def _allow_more_epochs(before: Config, now: Config) -> Config:
+    """Return the stored configuration, with more epochs if a run of one stage is resumed with more."""
     if now.optim.epochs <= before.optim.epochs or now.two_stage or before.two_stage:
         return before
     return before.model_copy(update={"optim": before.optim.model_copy(update={"epochs": now.optim.epochs})})
@@ -87,12 +87,12 @@ def check_run_folder(config: Config, out: Path, resume: bool) -> None:
     if not os.path.lexists(path):  # a loop of links exists too
         foreign = [file for file in run_files(out) if os.path.lexists(file)]
         if foreign:
-            raise InputError(foreign[0], "a file of something else, without config.yaml", "a new folder for the run")
+            raise InputError(foreign[0], "exists without a config.yaml", "a new folder for the run")
         return
     if not resume:
         raise InputError(out, "already holds a run", "--resume to continue it, or another folder")
     before = parse_config(read_yaml(path, "the configuration of the run"), str(path))
-    difference = first_difference(_extended(before, config), config)
+    difference = first_difference(_allow_more_epochs(before, config), config)
     if difference is not None:
         key, was, now = difference
         raise InputError(out, f"a run with {key} = {was!r}, not {now!r}", "the same settings, to resume it")

@@ -36,7 +36,7 @@ class Samples(Protocol):
         """Return uint8 images (B, 3, H, W) and uint8 masks (B, H, W)."""
         ...
 
-    def resident(self, device: torch.device | str) -> bool:
+    def keep_on_device(self, device: torch.device | str) -> bool:
         """Keep all samples on the device if they fit, and return whether they do."""
         ...
 
@@ -69,7 +69,7 @@ class ArraySamples:
         images_, masks_ = self._images[indices], self._masks[indices]
         return torch.from_numpy(images_).permute(0, 3, 1, 2), torch.from_numpy(masks_)
 
-    def resident(self, device: torch.device | str) -> bool:
+    def keep_on_device(self, device: torch.device | str) -> bool:
         """Move all samples to a CUDA device, and return whether it is one."""
         if torch.device(device).type != "cuda":
             return False
@@ -143,7 +143,7 @@ class Part:
 
 
 def open_parts(config: DataConfig) -> tuple[Part, Part]:
-    """Find the training and the validation images of a configuration without reading them.
+    """List the training and the validation images of a configuration without reading them.
 
     Raises:
         InputError: Files are missing, or one of the two parts would be empty.
@@ -204,14 +204,14 @@ class Batch:
 
     Attributes:
         ids: Sample ids; -1 is padding, where a process has one sample less than another.
-        whole: Number of samples in this step over all processes.
+        global_size: Number of samples in this step over all processes.
     """
 
     ids: NDArray[np.int64]
-    whole: int
+    global_size: int
 
     @property
-    def own(self) -> int:
+    def own_size(self) -> int:
         """Number of samples that are not padding."""
         return int((self.ids >= 0).sum())
 
@@ -219,7 +219,7 @@ class Batch:
 def epoch_batches(count: int, batch: int, epoch: int, seed: int, rank: int, world: int) -> list[Batch]:
     """Return the batches of one process in an epoch.
 
-    The order is a function of (seed, epoch). Batches differ in size by at most one, so no small batch is left over.
+    The order is a function of (seed, epoch). Batches differ in size by at most one, so none is left over.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
     order = torch.randperm(count, generator=generator).numpy()

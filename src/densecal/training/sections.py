@@ -86,9 +86,9 @@ class DataConfig(Section):
                 "images and scenes are both given, or neither; expected images (a folder, list file or zips) or scenes"
             )
         if self.scenes is not None and self.groups is not None:
-            raise ValueError(f"groups {self.groups!r} of scenes; expected images: scenes are independent")
+            raise ValueError(f"groups {self.groups!r} with scenes; expected images, as scenes are independent")
         if self.scenes is not None and self.classes > 1:
-            raise ValueError(f"scenes for {self.classes} classes; expected images: scenes have foreground masks")
+            raise ValueError(f"scenes for {self.classes} classes; expected images, as scenes have foreground masks")
         if self.informationless and self.classes > 1:
             raise ValueError(
                 f"informationless images for {self.classes} classes; expected foreground masks, which can be empty"

@@ -120,7 +120,7 @@ def _section_classes(model: type[BaseModel], prefix: str) -> Iterable[tuple[str,
 
 
 def _section(key: str, model: type[BaseModel], definitions: dict[str, Any]) -> SettingsSection:
-    described = _described(model, "Attributes")
+    described = _descriptions(model, "Attributes")
     properties = definitions[model.__name__]["properties"]
     settings = []
     for name, field in model.model_fields.items():
@@ -145,7 +145,7 @@ def _known_names(key: str) -> str:
 def _method_section(name: str) -> SettingsSection:
     kind = methods.registry.METHODS.find(name)
     # the methods that perturb labels at random explain what they share in one place
-    described = _described(methods.registry.METHODS.find("aslp-mei"), "Args") | _described(kind, "Args")
+    described = _descriptions(methods.registry.METHODS.find("aslp-mei"), "Args") | _descriptions(kind, "Args")
     parameters: dict[str, inspect.Parameter] = {}
     for base in reversed(kind.__mro__):
         if "__init__" in vars(base) and base is not object:
@@ -163,7 +163,7 @@ def _method_section(name: str) -> SettingsSection:
     return SettingsSection(f"method {name}", _summary(kind), settings)
 
 
-def _described(kind: type, heading: str) -> dict[str, str]:
+def _descriptions(kind: type, heading: str) -> dict[str, str]:
     """Return what the docstrings of a class and its bases say about each name, on one line."""
     meanings: dict[str, str] = {}
     for base in kind.__mro__:

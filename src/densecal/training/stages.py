@@ -1,4 +1,4 @@
-"""The second stage of a training: how it begins, after the first stage of its own run or of another."""
+"""How the second stage of training begins, after a first stage in the same run or in another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from densecal.training.run import Run
 
 
 def begin_second_stage(run: Run) -> None:
-    """Make the rest of a run a training of its own, which starts from the weights that the first stage leaves.
+    """Begin a training of its own, which starts from the weights that the first stage leaves.
 
     The optimizers start afresh, without the moments of the first stage, as in a new run. Averaged weights become the
     weights in training, and their average starts again.
@@ -58,7 +58,7 @@ def read_first_stage(config: Config, folder: Path) -> FirstStage:
     """
     if not config.two_stage:
         raise InputError(
-            "method", f"{config.method.name} without a second stage, which is what starts from {folder}",
+            "method", f"{config.method.name} without a second stage, which would start from {folder}",
             "method.schedule=two-stage, with a method that has it",
         )  # fmt: skip
     saved = checkpoint.load(checkpoint.find(folder))

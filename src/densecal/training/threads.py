@@ -1,7 +1,7 @@
 """The number of threads that training uses on a CPU: one for each core that other processes leave free.
 
 Every operation is split into equal parts, one per thread, and ends with the last of them. A thread whose core another
-process has taken keeps all others waiting, so that two threads on one free core are far slower than one.
+process uses keeps all others waiting, so two threads on one free core are far slower than one.
 """
 
 from __future__ import annotations
@@ -20,68 +20,70 @@ from densecal.training.sections import EngineConfig
 
 SECONDS_BETWEEN_LOOKS = 2.0
 LOOKS = 3
-"""How many looks in a row must agree. What is over in a few seconds changes nothing."""
-TAKEN, FREE = 0.4, 0.2
-"""Others have taken a core from this share of its time on. It counts as free again up to the second."""
+"""How many readings in a row must agree, so that a load of a few seconds changes nothing."""
+BUSY, FREE = 0.4, 0.2
+"""A core counts as busy from the first share of its time that others use, and as free again up to the second."""
 
 
 class Threads:
-    """The number of threads of a run. As a context, it ends with the number that it began with.
+    """The number of threads of a run. As a context manager, it restores the number on exit.
 
     Args:
-        taken: Returns how many of the cores for our threads others have used since it was last asked. Unless it is
-            given, the number never changes.
-        clock: Seconds.
+        busy_cores: Returns how many of the cores for our threads other processes have used since the last call. The
+            number never changes unless this is given.
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self, taken: Callable[[], float] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, busy_cores: Callable[[], float] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.most = torch.get_num_threads()
-        self._taken, self._clock = taken, clock
+        self._busy_cores, self._clock = busy_cores, clock
         self._looks: deque[float] = deque(maxlen=LOOKS)
         self._next_look = clock() + SECONDS_BETWEEN_LOOKS
-        self._used = [self.most]
+        self._history = [self.most]
         self._has_warned = False
 
     @property
     def number(self) -> int:
-        """The number now."""
-        return self._used[-1]
+        """The current number of threads."""
+        return self._history[-1]
 
     def start_with(self, number: int) -> None:
-        """Begin with another number, that of the interrupted run, if the number may change."""
-        if self._taken is not None:
+        """Begin with the number of the interrupted run, if the number may change."""
+        if self._busy_cores is not None:
             self._change(min(number, self.most))
-            self._used = [self.number]
+            self._history = [self.number]
 
     def follow(self) -> None:
-        """Look at what other processes use, if it is time to, and change the number if they have begun or ended."""
-        if self._taken is None or self._clock() < self._next_look:
+        """Read the load of other processes if a reading is due, and change the number if it has changed."""
+        if self._busy_cores is None or self._clock() < self._next_look:
             return
-        self._looks.append(self._taken())
+        self._looks.append(self._busy_cores())
         self._next_look = self._clock() + SECONDS_BETWEEN_LOOKS
         if len(self._looks) == LOOKS:
-            self._change(self._fitting(min(self._looks), max(self._looks)))
+            self._change(self._closest_fit(min(self._looks), max(self._looks)))
 
-    def used(self) -> list[int]:
-        """Return the numbers since this was last called, in the order of their use."""
-        used, self._used = self._used, [self.number]
-        return used
+    def history(self) -> list[int]:
+        """Return the numbers of threads since the last call, in the order of their use."""
+        history, self._history = self._history, [self.number]
+        return history
 
-    def _fitting(self, least: float, most: float) -> int:
-        """Return the number nearest to the present one that fits the least and the most that others have used."""
-        upper, lower = self.most - math.ceil(least - TAKEN), self.most - math.ceil(most - FREE)
+    def _closest_fit(self, least: float, most: float) -> int:
+        """Return the number closest to the current one that fits the lowest and the highest load of other processes."""
+        upper, lower = self.most - math.ceil(least - BUSY), self.most - math.ceil(most - FREE)
         return max(1, lower, min(self.number, upper, self.most))
 
     def _change(self, number: int) -> None:
         if number == self.number:
             return
         torch.set_num_threads(number)
-        self._used.append(number)
+        self._history.append(number)
         self._looks.clear()
         if not self._has_warned:
             warnings.warn(
-                f"other processes use cores of this machine: training goes on with {number} of {self.most} threads, "
-                f"and with more when they have ended (engine.threads={self.most} keeps {self.most})",
+                f"other processes use cores of this machine: training continues with {number} of {self.most} threads, "
+                f"and with more when they end (engine.threads={self.most} keeps {self.most})",
                 stacklevel=2,
             )
             self._has_warned = True
@@ -97,8 +99,8 @@ class Threads:
 def choose_threads(engine: EngineConfig, device: torch.device) -> Threads:
     """Set the number of threads of this process, one of several on the machine.
 
-    It follows what other processes leave free, unless the user has chosen it, training runs on another device, or the
-    other processes belong to this run.
+    The number follows the cores that other processes leave free, unless the user has set it, training runs on another
+    device, or the other processes belong to this run.
     """
     if engine.threads != "auto":
         torch.set_num_threads(engine.threads)

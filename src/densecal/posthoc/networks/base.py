@@ -27,7 +27,7 @@ class NetworkCalibrator(nn.Module, Calibrator):
         Calibrator.__init__(self, num_classes)
 
     def __call__(self, logits: Any, images: Any = None) -> Any:
-        """Return calibrated probabilities: a tensor for a tensor, a NumPy array for all else."""
+        """Return calibrated probabilities: a tensor for a tensor, otherwise a NumPy array."""
         if is_tensor(logits):
             return nn.Module.__call__(self, logits, images)
         device = next(iter(self.buffers())).device
@@ -53,7 +53,7 @@ class NetworkCalibrator(nn.Module, Calibrator):
         self.load_state_dict({**self.state_dict(), **tensors})
 
     def set_table(self, name: str, value: Any) -> None:
-        """Replace a buffer by numbers in float64, or make one."""
+        """Set a buffer to numbers in float64, creating it if needed."""
         old = self._buffers.get(name)
         new = torch.tensor(np.asarray(value), dtype=torch.float64, device=None if old is None else old.device)
         self.register_buffer(name, new)

@@ -63,7 +63,7 @@ class LocalTemperature(NetworkCalibrator):
     def __init__(self, num_classes: int = 1, epochs: int = 20, lr: float = 1e-4, seed: int = 0) -> None:
         super().__init__(num_classes)
         if epochs < 1 or not lr > 0:
-            raise InputError("local-temperature: epochs, lr", f"{epochs}, {lr}", "at least 1, above 0")
+            raise InputError("local-temperature: epochs, lr", f"{epochs}, {lr}", "epochs at least 1, lr above 0")
         self.epochs, self.lr, self.seed = epochs, lr, seed
         channels = 2 if num_classes == 1 else num_classes
         self.set_table("start", 1.0)

@@ -53,7 +53,9 @@ class SelectiveScaling(NetworkCalibrator):
         super().__init__(num_classes)
         if epochs < 1 or not min(lr, temperature, weight) > 0:
             values = f"{epochs}, {lr}, {temperature}, {weight}"
-            raise InputError("selective: epochs, lr, temperature, weight", values, "at least 1, the others above 0")
+            raise InputError(
+                "selective: epochs, lr, temperature, weight", values, "epochs at least 1, the others above 0"
+            )
         self.weight, self.epochs, self.lr, self.seed = weight, epochs, lr, seed
         self.set_table("temperature", temperature)
         n = (2 if num_classes == 1 else num_classes) + 5
