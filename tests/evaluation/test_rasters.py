@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import rasterio
+import tifffile
 import zarr
 from PIL import Image
 from rasterio.transform import from_origin
@@ -113,13 +114,13 @@ def test_a_pixel_without_data_in_one_class_is_void(tmp_path, none):
 
 
 @pytest.mark.parametrize("attribute", ["scale", "offset"])
-@pytest.mark.parametrize("kind", ["tif", "h5", "v2", "v3"])
+@pytest.mark.parametrize("kind", ["tif", "nowhere.tif", "h5", "v2", "v3"])
 def test_numbers_that_stand_for_others_are_refused(tmp_path, kind, attribute):
     values = (np.random.default_rng(0).random(SHAPE) * 9000).astype(np.uint16)
     path = tmp_path / ("a.zarr" if kind.startswith("v") else f"a.{kind}")
     given = {"scale_factor": 0.0001} if attribute == "scale" else {"add_offset": 0.5}
-    if kind == "tif":
-        write(path, values)
+    if kind.endswith("tif"):
+        (write if kind == "tif" else tifffile.imwrite)(path, values)
         with rasterio.open(path, "r+") as file:
             file.scales, file.offsets = (given.get("scale_factor", 1),), (given.get("add_offset", 0),)
     elif kind == "h5":

@@ -24,6 +24,8 @@ from densecal.io.readers.stored import readable
 _EXPECTED = "a complete TIFF file"
 _MAX_PAGES = 1000
 _NONE, _DEFLATE = 1, (8, 32946)
+_METADATA = 42112
+"""The tag of GDAL's metadata, in XML."""
 _INFLATION = 1032
 """The highest compression ratio of deflate."""
 _MAX_INFLATED = 1 << 26
@@ -103,7 +105,7 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[LazyArra
             pages = tuple(_pages(file, name))
             first = pages[0]
             grey = len(pages) == 1 and first.samplesperpixel == 1
-            if any(tag in first.tags for tag in TAGS):
+            if _is_raster(first):
                 array: LazyArray = stack.enter_context(open_raster(path, max_values))
             elif grey and first.dtype in (np.bool_, np.uint8, np.uint16, np.float32):
                 array = GreyTiff(path, (first.imagelength, first.imagewidth), np.dtype(first.dtype), max_values)
@@ -114,12 +116,18 @@ def open_tiff(path: Path, key: str | None, max_values: int) -> Iterator[LazyArra
 
 
 def is_geotiff(path: Path) -> bool:
-    """Return whether a TIFF file specifies where its pixels lie or which have no data; false for damaged files."""
+    """Return whether a TIFF file says more of its pixels than pictures do; false for damaged files."""
     try:
         with TiffFile(bounded_source(path, str(path), 1 << 40)) as file:
-            return any(tag in file.pages.first.tags for tag in TAGS)
+            return _is_raster(file.pages.first)
     except Exception:  # reading the pixels will report the error
         return False
+
+
+def _is_raster(page: TiffPage) -> bool:
+    """Return whether a page specifies a position, a value for no data, or a scale of its values."""
+    metadata = page.tags.get(_METADATA)
+    return any(tag in page.tags for tag in TAGS) or (metadata is not None and 'role="scale"' in str(metadata.value))
 
 
 def _pages(file: TiffFile, name: str) -> Iterator[TiffPage]:
