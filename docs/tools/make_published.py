@@ -25,6 +25,8 @@ BLOCK = re.compile(r"(<!-- made: ([\w-]+) -->\n)(.*?)(<!-- end -->)", flags=re.D
 FIGURES = ("ece_ew", "oe_ew", "nll", "brier", "accuracy", "ece_boundary_5")
 SCORES = ("f_max", "mae", "iou")
 SHOWN_SCENES = 3
+ORDER = ("before", "temperature", "platt", "beta", "isotonic")
+"""Rows of a table; the others come first."""
 NAMES = {"u2netp": "U\N{SUPERSCRIPT TWO}-Netp", "isnet": "ISNet"}
 
 
@@ -34,11 +36,13 @@ def collect(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         records = content.get("evaluations", [content])
+        records.sort(key=lambda record: ORDER.index(record["name"]) if record["name"] in ORDER else -1)
         models[path.stem] = {
             "rows": [packed(record) for record in records],
             "paired": [
                 {"a": pair["a"], "b": pair["b"], "difference": pair["difference"]["ece_ew"], "ci": pair["ci"]["ece_ew"]}
                 for pair in content.get("paired", [])
+                if pair["a"] == "before"
             ],
         }
     write_text(RESULTS, json.dumps(dict(sorted(models.items())), indent=1) + "\n")

@@ -54,12 +54,13 @@ def test_the_errors_of_the_readme_are_those_of_the_pages():
 
 @pytest.mark.network
 @pytest.mark.slow
-def test_the_commands_of_the_page_fetch_and_run_the_network(tmp_path, monkeypatch):
+def test_the_commands_of_the_page_fetch_and_run_the_networks(tmp_path, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("no npm here")
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^(?:npm|tar) .*$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert len(commands) == 2
+    text = PAGE.read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:npm|tar) .*$", text, flags=re.MULTILINE)
+    assert len(commands) == 4
     for command in commands:
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=120)
         if done.returncode:
@@ -68,8 +69,12 @@ def test_the_commands_of_the_page_fetch_and_run_the_network(tmp_path, monkeypatc
     disc = (x - 80) ** 2 + (y - 60) ** 2 < 40**2
     (tmp_path / "photos").mkdir()
     Image.fromarray(np.where(disc[..., None], (200, 40, 30), (110, 130, 120)).astype(np.uint8)).save("photos/disc.png")
-    code, _, errors = run("predict", "u2netp.onnx", "photos", "--preprocess", "u2net", "--out", "maps")
-    assert code == 0, errors
-    p = np.asarray(Image.open("maps/disc.png")) / 65535
-    assert p[disc].mean() > 0.95
-    assert p[~disc].mean() < 0.05
+    code_blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    (join,) = (block for block in code_blocks if "resources.json" in block)
+    exec(compile(join, "the page's code", "exec"), {})
+    for network, preset in (("u2netp.onnx", "u2net"), ("isnet.onnx", "isnet")):
+        code, _, errors = run("predict", network, "photos", "--preprocess", preset, "--out", preset)
+        assert code == 0, errors
+        p = np.asarray(Image.open(f"{preset}/disc.png")) / 65535
+        assert p[disc].mean() > 0.95
+        assert p[~disc].mean() < 0.05

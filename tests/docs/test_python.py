@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,12 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(folder).mkdir()
         for i in range(3):
             Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(f"{folder}/{i}.png")
+    package = Path("package/dist")  # a published network in pieces
+    package.mkdir(parents=True)
+    for piece in ("b2", "a1"):
+        (package / piece).write_text(piece)
+    pieces = [{"hash": "b2"}, {"hash": "a1"}]
+    (package / "resources.json").write_text(json.dumps({"/models/medium": {"chunks": pieces}}))
 
 
 @functools.cache
@@ -94,6 +101,12 @@ def printed(block: str) -> str:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_runs_as_printed(block: str) -> None:
     printed(block)
+
+
+def test_the_pieces_of_a_published_network_are_joined_in_their_order() -> None:
+    (block,) = (text for text in blocks(ROOT / "docs/published.md") if "resources.json" in text)
+    exec(compile(block, "a page's code", "exec"), {})
+    assert Path("isnet.onnx").read_text() == "b2a1"
 
 
 def test_there_is_code_on_many_pages() -> None:
