@@ -99,14 +99,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(round_floats(value), indent=1, ensure_ascii=False) + "\n")
 
 
-def round_floats(value: Any) -> Any:
-    """Return a copy for JSON: floats with thirteen significant digits, NaN and infinity as ``None``, storable text."""
+def round_floats(value: Any, digits: int = SIGNIFICANT_DIGITS) -> Any:
+    """Return a copy for JSON: floats with so many significant digits, NaN and infinity as ``None``, storable text."""
     if isinstance(value, dict):
-        return {storable(str(key)): round_floats(item) for key, item in value.items()}
+        return {storable(str(key)): round_floats(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [round_floats(item) for item in value]
+        return [round_floats(item, digits) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return storable(value) if isinstance(value, str) else value
 
 
