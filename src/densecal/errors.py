@@ -7,8 +7,8 @@ from pathlib import Path
 
 from densecal.names import printable
 
-MAX_PROBLEM = 500
-"""Longest description of a problem, in characters; longer ones are cut."""
+MAX_FOUND = 500
+"""Longest description of what was found, in characters; longer ones are cut."""
 
 
 class InputError(ValueError):
@@ -18,19 +18,19 @@ class InputError(ValueError):
 
     Args:
         where: The file, folder or configuration key that is wrong.
-        problem: What is wrong with it.
+        found: What was found there.
         expected: What was expected.
     """
 
-    def __init__(self, where: str | Path, problem: str, expected: str) -> None:
-        self.where, problem = printable(str(where)), printable(" ".join(problem.split("\n")))
-        self.problem = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 3]}..."
+    def __init__(self, where: str | Path, found: str, expected: str) -> None:
+        self.where, found = printable(str(where)), printable(" ".join(found.split("\n")))
+        self.found = found if len(found) <= MAX_FOUND else f"{found[: MAX_FOUND - 3]}..."
         self.expected = printable(expected)
-        super().__init__(f"{self.where}: {self.problem}; expected {self.expected}")
+        super().__init__(f"{self.where}: {self.found}; expected {self.expected}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         """Make the error picklable, so that a worker process can return it."""
-        return InputError, (self.where, self.problem, self.expected)
+        return InputError, (self.where, self.found, self.expected)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error: it was requested

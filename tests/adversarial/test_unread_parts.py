@@ -44,13 +44,13 @@ def write_frames(path: Path, frames: int = 3, **options: object) -> Path:
 @pytest.mark.parametrize("suffix", [".webp", ".png", ".tif"])
 def test_every_frame_or_page_is_read_or_the_file_is_refused(tmp_path, read, suffix):
     path = write_frames(tmp_path / f"a{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
-    assert refused(read, path).problem in (("3 pages", "3 bands or pages") if suffix == ".tif" else ("3 frames",))
+    assert refused(read, path).found in (("3 pages", "3 bands or pages") if suffix == ".tif" else ("3 frames",))
 
 
 @EVERY_READER
 def test_an_animated_gif_is_refused_whatever_its_name(tmp_path, read):
     path = write_frames(tmp_path / "a.gif").rename(tmp_path / "a.png")
-    assert refused(read, path).problem == "3 frames"
+    assert refused(read, path).found == "3 frames"
 
 
 @EVERY_READER
@@ -67,14 +67,14 @@ def test_more_bands_than_are_read_are_refused(tmp_path, read, bands):
     pixels = np.concatenate([LEVELS, LEVELS])[:bands].transpose(1, 2, 0)
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, pixels, photometric="minisblack" if bands == 2 else "rgb", planarconfig="contig")
-    assert refused(read, path).problem in (f"{bands} bands", f"{bands} bands or pages")
+    assert refused(read, path).found in (f"{bands} bands", f"{bands} bands or pages")
 
 
 @EVERY_READER
 def test_bands_that_pillow_does_not_know_are_called_a_tiff_file(tmp_path, read):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, LEVELS, photometric="minisblack", planarconfig="separate")
-    assert refused(read, path).problem in ("3 bands or pages", "a TIFF file of several bands or unusual numbers")
+    assert refused(read, path).found in ("3 bands or pages", "a TIFF file of several bands or unusual numbers")
 
 
 def test_smaller_copies_of_the_first_page_are_not_pages(tmp_path):
@@ -90,14 +90,14 @@ def test_pages_after_many_smaller_copies_are_not_passed_over(tmp_path):
     with tifffile.TiffWriter(path) as file:
         for _ in range(1001):
             file.write(LEVELS[0, :1, :1], photometric="minisblack", subfiletype=1, metadata=None)
-    assert refused(READERS["mask"], path).problem == "at least 1,000 pages"
+    assert refused(READERS["mask"], path).found == "at least 1,000 pages"
 
 
 @EVERY_READER
 def test_signed_bytes_are_not_read_as_unsigned(tmp_path, read):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.full((6, 8), -1, np.int8))
-    assert refused(read, path).problem in ("signed 8-bit numbers", "values of type int8 from -1 to -1")
+    assert refused(read, path).found in ("signed 8-bit numbers", "values of type int8 from -1 to -1")
 
 
 @EVERY_READER
@@ -113,7 +113,7 @@ def test_an_orientation_is_refused_unless_it_is_upright(tmp_path, read, suffix, 
             read(path)
         return
     error = refused(read, path)
-    assert error.problem == f"EXIF orientation {orientation}"
+    assert error.found == f"EXIF orientation {orientation}"
     assert "-auto-orient" in error.expected
 
 
@@ -130,7 +130,7 @@ def test_a_photograph_with_transparent_pixels_is_refused(tmp_path):
     assert np.array_equal(read_image(tmp_path / "a.png", "a"), LEVELS.transpose(1, 2, 0))
     photograph.putalpha(0)
     photograph.save(tmp_path / "a.png")
-    assert refused(READERS["image"], tmp_path / "a.png").problem == "transparent pixels"
+    assert refused(READERS["image"], tmp_path / "a.png").found == "transparent pixels"
 
 
 def test_evaluate_refuses_pages_in_one_line(tmp_path):

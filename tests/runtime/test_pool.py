@@ -53,7 +53,7 @@ def test_results_come_in_the_order_of_the_calls():
 def test_an_error_of_a_worker_keeps_its_parts(workers):
     with pytest.raises(InputError) as caught:
         list(map_in_processes(fail, [(i,) for i in range(4)], workers))
-    assert (caught.value.where, caught.value.problem, caught.value.expected) == ("two.png", "a two", "any other number")
+    assert (caught.value.where, caught.value.found, caught.value.expected) == ("two.png", "a two", "any other number")
 
 
 def test_one_worker_is_this_process():

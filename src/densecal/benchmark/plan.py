@@ -242,7 +242,7 @@ class Plan:
             start = self._first_stage(config, seed) if self._first_stages and config.two_stage else None
         except InputError as error:
             raise InputError(
-                f"method {(label or entry.name)[:200]}: {error.where}", error.problem, error.expected
+                f"method {(label or entry.name)[:200]}: {error.where}", error.found, error.expected
             ) from None
         if config.engine.devices * config.engine.nodes > 1:
             raise InputError("engine.devices", "several", "1: a benchmark runs one process per device")

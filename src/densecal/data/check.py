@@ -240,13 +240,13 @@ class _Reading:
                 image = self.source.image(name)
                 facts.look = look_at(image)
         except InputError as error:
-            facts.findings.append(Finding("unreadable", (error.where,), error.problem))
+            facts.findings.append(Finding("unreadable", (error.where,), error.found))
         try:
             if name in self.masks:
                 mask = self.source.mask(name, self.classes)
                 facts.mask_digest = pixel_digest(mask)
         except InputError as error:
-            facts.findings.append(Finding("unreadable", (error.where,), f"{error.problem}; expected {error.expected}"))
+            facts.findings.append(Finding("unreadable", (error.where,), f"{error.found}; expected {error.expected}"))
         if mask is not None:
             levels = foreground_mask(mask).foreground.view(np.uint8) if self.classes == 1 else mask
             facts.lowest, facts.highest = level_range(levels, self.ignore_index if self.classes > 1 else None)

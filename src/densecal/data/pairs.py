@@ -180,7 +180,7 @@ def _match(
     if unpaired and not skip_bad:
         more = f" ({len(unpaired)} files have no partner)" if len(unpaired) > 1 else ""
         hint = "" if maps.keys() & truths.keys() else _ends_hint(sorted(maps), sorted(truths))
-        raise InputError(unpaired[0].where, unpaired[0].problem + more, unpaired[0].expected + hint)
+        raise InputError(unpaired[0].where, unpaired[0].found + more, unpaired[0].expected + hint)
     return [_pair(stem, maps[stem], truths[stem]) for stem in sorted(maps.keys() & truths.keys())], unpaired
 
 

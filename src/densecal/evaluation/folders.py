@@ -228,7 +228,7 @@ def score_all(
 
 def skipped_file(error: InputError) -> SkippedFile:
     """Return the entry of a record for a file that was left out."""
-    return SkippedFile(error.where, f"{error.problem}; expected {error.expected}")
+    return SkippedFile(error.where, f"{error.found}; expected {error.expected}")
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[PairedDifference]:

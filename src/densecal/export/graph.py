@@ -234,7 +234,7 @@ def _compare(
             progress("Running the new file", done, 2 * len(samples) + 1)
             results.append(folded.outputs([sample]))
     except InputError as error:
-        raise ExportError(f"onnxruntime does not run the file: {error.problem}") from None
+        raise ExportError(f"onnxruntime does not run the file: {error.found}") from None
     progress("Running the new file", 2 * len(samples) + 1, 2 * len(samples) + 1)
     worst, on_steps = 0.0, 0
     for result, before in zip(results, expected, strict=True):

@@ -84,7 +84,7 @@ def read_weights(path: Path) -> StateDict:
     except ImportError:
         raise
     except Exception as error:  # safetensors raises errors of many kinds on a damaged or foreign file
-        reason = error.problem if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
+        reason = error.found if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
         problem = f"not readable as weights ({reason})"
         raise InputError(path, problem, "a state dict of tensors and nothing else") from error
     # Training scripts, timm's among them, wrap the state dict.

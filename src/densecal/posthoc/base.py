@@ -206,7 +206,7 @@ class Calibrator(ABC):
                 calibrator.set_table(name, _numbers(data.get(name), name, getattr(calibrator, name).ndim))
             calibrator.check()
         except InputError as error:
-            raise InputError(where, f"{error.where} {error.problem}", error.expected) from None
+            raise InputError(where, f"{error.where} {error.found}", error.expected) from None
         except ValueError as error:
             raise InputError(where, *_split_message(str(error))) from None
         return calibrator

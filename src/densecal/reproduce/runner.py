@@ -126,7 +126,7 @@ class Workplace:
             absent = trains
         first, *others = (datasets.missing(dataset, self.data) for dataset in absent)
         more = f"; {', '.join(other.where for other in others)} are missing too" if others else ""
-        raise InputError(f"reproduce {name}: {first.where}", first.problem, first.expected + more)
+        raise InputError(f"reproduce {name}: {first.where}", first.found, first.expected + more)
 
     def run(self, item: Item, watch: Watch | None) -> Results:
         """Run the cells of an item and evaluate the maps it shows."""
