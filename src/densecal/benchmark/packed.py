@@ -2,7 +2,7 @@
 
 A line is the JSON of one task: its ``result.json`` and the log of its run. The bulk of the result files is left out:
 curves, histograms, joint densities, intervals and the entropy of every image. Joint densities and reports therefore
-need the folder itself. Numbers have seven significant digits; tables show at most five.
+need the folder itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import numpy as np
 from densecal.benchmark.plan import RESULT
 from densecal.errors import InputError
 from densecal.evaluation.record import VALIDATION
-from densecal.io.atomic import round_floats, write_text
+from densecal.io.atomic import write_text
 from densecal.io.documents import parse_json, read_json, read_text
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import separation
 
 _EXPECTED = "a benchmark that densecal.benchmark.packed packed"
-_DIGITS = 7
 _LOG = Path("run", "log.jsonl")
 _RECORD = (
     "schema", "name", "dataset", "images", "pixels", "calibration", "segmentation", "entropy", "calibrator",
@@ -63,7 +62,7 @@ def pack(folder: Path, file: Path, change: Callable[[dict[str, Any]], dict[str, 
         if log.exists():
             task["log"] = _packed_log([json.loads(line) for line in read_text(log, "a log").splitlines()])
         tasks[path.parent.relative_to(folder).as_posix()] = task
-    write_text(file, _lines([{"task": name, **round_floats(task, _DIGITS)} for name, task in sorted(tasks.items())]))
+    write_text(file, _lines([{"task": name, **task} for name, task in sorted(tasks.items())]))
 
 
 def unpack(file: Path, folder: Path) -> None:
