@@ -249,7 +249,7 @@ def load_matrix(path: Path) -> Matrix:
     try:
         return Matrix.model_validate(settings)
     except ValidationError as error:
-        raise _readable(error, path) from None
+        raise _input_error(error, path) from None
 
 
 def dump_matrix(matrix: Matrix) -> str:
@@ -278,7 +278,7 @@ _SECTIONS: dict[Any, type[Section]] = {
 }
 
 
-def _readable(error: ValidationError, path: Path) -> InputError:
+def _input_error(error: ValidationError, path: Path) -> InputError:
     """Convert the first problem that pydantic reports into key, value and what was expected."""
     problem = error.errors()[0]
     where = f"{path}: {'.'.join(str(part) for part in problem['loc']) or 'matrix'}"

@@ -45,7 +45,7 @@ class ImageSets:
                 clean = self._read(dataset.model_copy(update={"shift": None}), data, progress)
                 return shifted_set(clean, dataset.shift.kind, dataset.shift.severity)
             if dataset.informationless:
-                return _stripped_set(dataset.name, self._validation(data, progress))
+                return _strip_set(dataset.name, self._validation(data, progress))
             if dataset.scenes is not None:
                 s = dataset.scenes
                 scenes = generate(s.count, data.size, s.seed, s.softness, s.doubtful, s.noise)
@@ -90,7 +90,7 @@ def _groups(dataset: Dataset) -> Groups | None:
     return None if dataset.groups is None else Groups(dataset.groups, f"datasets: {dataset.name}: groups")
 
 
-def _stripped_set(name: str, data: ImageSet) -> ImageSet:
+def _strip_set(name: str, data: ImageSet) -> ImageSet:
     """Return a data set without the objects of its images, and with empty masks of the same sizes."""
     return replace(
         data,

@@ -283,10 +283,10 @@ def read_stored_mask(path: Path, name: str, max_pixels: int, options: MapOptions
         index = None if channel is None else channel.index
         array, void = axes.read_with_void(stored, channel=index)
         geometry = axes.geometry(stored)
-    return StoredMask(*checked_levels(array, void, name), geometry)
+    return StoredMask(*to_levels(array, void, name), geometry)
 
 
-def checked_levels(
+def to_levels(
     array: NDArray[Any], void: NDArray[np.bool_] | None, name: str
 ) -> tuple[Levels, NDArray[np.bool_] | None]:
     """Return whole numbers from 0 to 255 as uint8, 0 where there is no data, and the pixels without data, if any."""

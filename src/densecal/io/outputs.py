@@ -191,7 +191,7 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
     except OSError as error:
         raise InputError(path, error.strerror or "unreadable", "an output that can be read") from None
     if kind == "nii.gz":
-        kind, head = "nii", _unpacked(head)
+        kind, head = "nii", _unpack(head)
     if kind == "tif":
         is_own = _tiff_software(_local(path)) == software(command)
     elif kind == "npy":
@@ -202,7 +202,7 @@ def _is_own(path: Path, kind: str, command: str) -> bool:
     return is_own or not head
 
 
-def _unpacked(head: bytes) -> bytes:
+def _unpack(head: bytes) -> bytes:
     """Return the beginning of the content of a gzip file, decompressed; return any other content as it is."""
     try:
         return zlib.decompressobj(47).decompress(head, _HEAD_BYTES)

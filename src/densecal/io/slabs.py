@@ -15,7 +15,7 @@ from densecal.io.geometry import Frame, check_geometry
 from densecal.io.map_files import fill_void
 from densecal.io.map_options import MapOptions
 from densecal.io.map_values import check_values, to_probabilities
-from densecal.io.masks import axes_of_space, check_labels, checked_levels, has_reader
+from densecal.io.masks import axes_of_space, check_labels, has_reader, to_levels
 from densecal.io.pairs import Array, Pair, space_between
 from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
@@ -68,7 +68,7 @@ class LargePair:
         """Yield the levels or labels of every slab, and which pixels have no data."""
         array, axes = self.mask
         for rows in self._rows():
-            yield checked_levels(*axes.read_with_void(array, rows), str(self.pair.mask))
+            yield to_levels(*axes.read_with_void(array, rows), str(self.pair.mask))
 
     def slabs(self) -> Iterator[tuple[Array, Levels, Void]]:
         """Yield probabilities or levels, levels or labels of the mask, and which pixels have no data in either."""

@@ -51,10 +51,10 @@ def _find_class_files(folders: Folders) -> Match | None:
             expected = f"NAME_class_0 to NAME_class_{max(classes, 2) - 1}, a file for every class"
             raise InputError(next(iter(parts.values())), f"files of the classes {have} for {name}", expected)
     note = f"{len(maps)} maps of {classes} files each, NAME_class_0 to NAME_class_{classes - 1}"
-    return Match(note, folders.options, _stacked(maps), classes=classes)
+    return Match(note, folders.options, _in_order(maps), classes=classes)
 
 
-def _stacked(maps: Mapping[str, Mapping[int, Path]]) -> dict[str, tuple[Path, ...]]:
+def _in_order(maps: Mapping[str, Mapping[int, Path]]) -> dict[str, tuple[Path, ...]]:
     return {name: tuple(parts[index] for index in sorted(parts)) for name, parts in maps.items()}
 
 

@@ -32,12 +32,12 @@ def find_layouts(folders: Folders) -> list[Match]:
     """
     if folders.options.layout == PLAIN:
         return []
-    named = _named(folders.options.layout)
+    names = _parse_names(folders.options.layout)
     results: list[Match] = []
     for side in ("maps", "masks"):
         if any(match.knows_labels for match in results):
             break
-        match = _find_one([layout for layout in LAYOUTS if layout.side == side], named, folders)
+        match = _find_one([layout for layout in LAYOUTS if layout.side == side], names, folders)
         if match is not None:
             results.append(match)
             classes = folders.classes if match.classes is None else match.classes
@@ -45,7 +45,7 @@ def find_layouts(folders: Folders) -> list[Match]:
     return results
 
 
-def _named(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     """Return the layouts that `--format` names, none for auto."""
     names = tuple(name.strip() for name in text.split(","))
     known = layout_names()
@@ -61,8 +61,8 @@ def _named(text: str) -> tuple[str, ...]:
     return names
 
 
-def _find_one(layouts: list[Layout], named: tuple[str, ...], folders: Folders) -> Match | None:
-    forced = next((layout for layout in layouts if layout.name in named), None)
+def _find_one(layouts: list[Layout], names: tuple[str, ...], folders: Folders) -> Match | None:
+    forced = next((layout for layout in layouts if layout.name in names), None)
     if forced is not None and forced.side == "masks" and folders.masks is None:
         return None  # there are no masks to lay out
     if forced is not None:
@@ -70,16 +70,16 @@ def _find_one(layouts: list[Layout], named: tuple[str, ...], folders: Folders) -
         if match is None:
             where = folders.predictions if forced.side == "maps" else folders.masks or folders.predictions
             raise InputError(where, f"no files of {forced.title}", forced.expected)
-        return _titled(forced, match, folders)
-    fitting = [(layout, match) for layout in layouts if (match := layout.find(folders)) is not None]
-    if len(fitting) > 1:
-        titles = " and ".join(layout.title for layout, _ in fitting)
-        options = " or ".join(f"--format {layout.name}" for layout, _ in fitting)
+        return _with_title(forced, match, folders)
+    candidates = [(layout, match) for layout in layouts if (match := layout.find(folders)) is not None]
+    if len(candidates) > 1:
+        titles = " and ".join(layout.title for layout, _ in candidates)
+        options = " or ".join(f"--format {layout.name}" for layout, _ in candidates)
         raise InputError(folders.predictions, f"files that may be those of {titles}", options)
-    return _titled(*fitting[0], folders) if fitting else None
+    return _with_title(*candidates[0], folders) if candidates else None
 
 
-def _titled(layout: Layout, match: Match, folders: Folders) -> Match:
+def _with_title(layout: Layout, match: Match, folders: Folders) -> Match:
     """Return a match with the name of the tool in its note; refuse a number of classes that disagrees with it."""
     if folders.classes is not None and match.classes is not None and folders.classes != match.classes:
         expected = f"{match.classes}, as {layout.title} has, or --format plain"

@@ -99,13 +99,13 @@ def open_raster(path: Path, max_values: int) -> Iterator[Raster]:
                 MemoryFile(bounded_source(path, name, 16 * max_values).read()) as file,  # type: ignore[union-attr]
                 file.open(driver="GTiff") as dataset,
             ):
-                yield _checked(dataset, name, max_values)
+                yield _check_bands(dataset, name, max_values)
         else:
             with rasterio.open(path, driver="GTiff") as dataset:
-                yield _checked(dataset, name, max_values)
+                yield _check_bands(dataset, name, max_values)
 
 
-def _checked(dataset: Any, name: str, max_values: int) -> Raster:
+def _check_bands(dataset: Any, name: str, max_values: int) -> Raster:
     if len(set(dataset.dtypes)) > 1:
         raise InputError(name, "bands of several types", "bands of one type")
     raster = Raster(dataset, name)

@@ -34,14 +34,14 @@ def open_values(
     """
     offset = stream.tell()
     if detached is not None:
-        stream, offset = stack.enter_context(open_bytes(_beside(header, detached))), 0
+        stream, offset = stack.enter_context(open_bytes(_neighbour(header, detached))), 0
     if gzipped:
         stream.seek(offset)
         stream, offset = stack.enter_context(spooled(Inflated(stream, zlib.decompressobj(47)), size)), 0
     return stream, offset
 
 
-def _beside(header: Path, name: str) -> Path:
+def _neighbour(header: Path, name: str) -> Path:
     """Return the file that a header names, which must lie in the same folder."""
     if "/" in name or "\\" in name or name in ("", ".", "..", "LIST") or "%" in name or name.startswith("LIST "):
         raise InputError(header, f"values in {name!r}", "one file of values in the folder of the header")

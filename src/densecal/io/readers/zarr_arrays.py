@@ -115,7 +115,7 @@ def open_zarr(path: Path, key: str | None, max_values: int) -> Iterator[_ZarrArr
             check_size(stored.index.shape, name, max(max_values, 1 << 22))
         array = _ZarrArray(stored, name, axes, geometry)
         if math.prod(stored.shape) != math.prod(array.shape):
-            raise InputError(name, "several points in time", "one")
+            raise InputError(name, "several points in time", "a single point in time")
     yield array
 
 

@@ -127,7 +127,7 @@ def _layout_2(folder: Path, about: Json) -> Layout:
     compressors = () if compressor is None else (_compressor(str(compressor["id"]), _CODECS_2, folder),)
     chain = Chain(chunks, np.dtype(dtype), order, compressors)
     fill = _fill(about.get("fill_value"), chain.dtype)
-    return _checked(Layout(folder, shape, chunks, chain, "", about.get("dimension_separator", "."), fill))
+    return _check_layout(Layout(folder, shape, chunks, chain, "", about.get("dimension_separator", "."), fill))
 
 
 def _layout_3(folder: Path, about: Json) -> Layout:
@@ -145,7 +145,7 @@ def _layout_3(folder: Path, about: Json) -> Layout:
     prefix = "c" if default else ""
     if codecs[0]["name"] != "sharding_indexed":
         chain = _chain(codecs, outer, np.dtype(dtype), folder)
-        return _checked(Layout(folder, shape, outer, chain, prefix, separator, fill))
+        return _check_layout(Layout(folder, shape, outer, chain, prefix, separator, fill))
     if len(codecs) > 1:
         raise InputError(folder, f"the codec {codecs[1]['name']!r} around shards", "shards that are not compressed")
     shard = codecs[0]["configuration"]
@@ -158,7 +158,7 @@ def _layout_3(folder: Path, about: Json) -> Layout:
         raise InputError(folder, "an index of shards that is compressed", "one that is not")
     chain = _chain(shard["codecs"], inner, np.dtype(dtype), folder)
     first = shard.get("index_location", "end") == "start"
-    return _checked(Layout(folder, shape, outer, chain, prefix, separator, fill, index, first))
+    return _check_layout(Layout(folder, shape, outer, chain, prefix, separator, fill, index, first))
 
 
 def _chain(codecs: list[Json], shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path) -> Chain:
@@ -187,7 +187,7 @@ def _compressor(kind: str, known: tuple[str, ...], folder: Path) -> Compressor:
     return Compressor(kind)
 
 
-def _checked(layout: Layout) -> Layout:
+def _check_layout(layout: Layout) -> Layout:
     if not len(layout.shape) == len(layout.outer) == len(layout.chain.shape) or layout.separator not in (".", "/"):
         raise InputError(layout.folder, f"chunks {layout.outer} of an array of shape {layout.shape}", EXPECTED)
     chunks = math.prod(-(-length // part) for length, part in zip(layout.shape, layout.chain.shape, strict=True))
