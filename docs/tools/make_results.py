@@ -34,7 +34,7 @@ from densecal.io.atomic import round_floats
 from densecal.report.benchmark_figures import convergence_figure, sweep_figure
 from densecal.report.figures import CYCLE, GREY
 from densecal.reproduce.items import Scale, load_settings
-from densecal.reproduce.kept import file_of, keep, labels_of, lay_out, without_gpu_name
+from densecal.reproduce.kept import file_of, keep, labels_of, lay_out, light
 from densecal.reproduce.runner import Workplace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -360,7 +360,7 @@ def lay_out_cells(out: Path, scale: Scale, data: Path) -> None:
 def main() -> None:
     """Pack what was run, and write the pages and the plots."""
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        pack(folder, RESULTS / f"{folder.name}.jsonl", without_gpu_name)
+        pack(folder, RESULTS / f"{folder.name}.jsonl", light)
     for path in PAGES:
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
     save(scatter(), "home-away", dpi=100)

@@ -57,6 +57,18 @@ def matrix_in(root: Path, weights: bool = False) -> Matrix:
     return matrix
 
 
+def test_a_kept_file_is_light(tmp_path):
+    write_cells(matrix_in(tmp_path), tmp_path / "runs")
+    result = next((tmp_path / "runs").rglob("result.json"))
+    content = json.loads(result.read_text())
+    content["evaluations"][0]["calibration"]["ece_ew"] = 0.0123456789
+    result.write_text(json.dumps(content))
+    keep(tmp_path / "runs", tmp_path / "sod.jsonl")
+    text = (tmp_path / "sod.jsonl").read_text()
+    assert "0.01234568" in text
+    assert "0.0123456789" not in text
+
+
 def test_a_kept_file_holds_nothing_of_the_machine(kept):
     text = kept[0].read_text()
     assert str(kept[0].parent) not in text

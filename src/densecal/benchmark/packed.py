@@ -57,10 +57,10 @@ def pack(folder: Path, file: Path, change: Callable[[dict[str, Any]], dict[str, 
     """
     tasks = _read(file) if file.exists() else {}
     for path in folder.rglob(RESULT):
-        task: dict[str, Any] = {"result": change(_pack_result(read_json(path, "a result")))}
+        task: dict[str, Any] = {"result": change(_packed_result(read_json(path, "a result")))}
         log = path.parent / _LOG
         if log.exists():
-            task["log"] = _pack_log([json.loads(line) for line in read_text(log, "a log").splitlines()])
+            task["log"] = _packed_log([json.loads(line) for line in read_text(log, "a log").splitlines()])
         tasks[path.parent.relative_to(folder).as_posix()] = task
     write_text(file, _lines([{"task": name, **task} for name, task in sorted(tasks.items())]))
 
@@ -79,8 +79,8 @@ def unpack(file: Path, folder: Path) -> None:
         if (folder / name / RESULT).exists():
             continue
         if "log" in task:
-            write_text(folder / name / _LOG, _lines(_unpack_log(task["log"])))
-        records = [_unpack_record(record) for record in task["result"]["evaluations"]]
+            write_text(folder / name / _LOG, _lines(_unpacked_log(task["log"])))
+        records = [_unpacked_record(record) for record in task["result"]["evaluations"]]
         write_text(folder / name / RESULT, _lines([{**task["result"], "evaluations": records}]))
 
 
@@ -102,10 +102,10 @@ def _lines(values: list[Any]) -> str:
     return "".join(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n" for value in values)
 
 
-def _pack_result(result: dict[str, Any]) -> dict[str, Any]:
+def _packed_result(result: dict[str, Any]) -> dict[str, Any]:
     records = result["evaluations"]
     separations = result.get("separations") or _separations(records)
-    packed = {**result, "evaluations": [_pack_record(record) for record in records]}
+    packed = {**result, "evaluations": [_packed_record(record) for record in records]}
     return packed | ({"separations": separations} if separations else {})
 
 
@@ -126,7 +126,7 @@ def _entropies(record: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return drop_missing((record.get("entropy") or {}).get("images", []))
 
 
-def _pack_record(record: dict[str, Any]) -> dict[str, Any]:
+def _packed_record(record: dict[str, Any]) -> dict[str, Any]:
     packed = {key: record[key] for key in _RECORD if key in record}
     packed["calibration"] = _without_intervals(record["calibration"])
     if record.get("more_bins"):
@@ -140,7 +140,7 @@ def _without_intervals(figures: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in figures.items() if key != "ci"}
 
 
-def _unpack_record(packed: dict[str, Any]) -> dict[str, Any]:
+def _unpacked_record(packed: dict[str, Any]) -> dict[str, Any]:
     record = {**_UNPACKED, **packed, "calibration": {**packed["calibration"], "ci": {}}}
     if packed.get("more_bins"):
         record["more_bins"] = {bins: {**figures, "ci": {}} for bins, figures in packed["more_bins"].items()}
@@ -149,7 +149,7 @@ def _unpack_record(packed: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _pack_log(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _packed_log(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Turn the lines of a log into one list per figure."""
     packed: dict[str, Any] = {key: [line.get(key) for line in lines] for key in ("epoch", "images_per_second")}
     for section, names in _LOGGED.items():
@@ -158,7 +158,7 @@ def _pack_log(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return packed
 
 
-def _unpack_log(packed: dict[str, Any]) -> list[dict[str, Any]]:
+def _unpacked_log(packed: dict[str, Any]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for i in range(len(packed["epoch"])):
         line = {key: packed[key][i] for key in ("epoch", "images_per_second")}

@@ -17,7 +17,7 @@ from densecal.benchmark.matrix import Matrix, MethodEntry
 from densecal.benchmark.packed import pack, unpack
 from densecal.benchmark.plan import RESULT, Cell, Plan
 from densecal.benchmark.summary import Summary, summarise
-from densecal.io.atomic import write_json
+from densecal.io.atomic import round_floats, write_json
 from densecal.io.documents import read_json
 from densecal.reproduce.datasets import SetFiles
 from densecal.reproduce.items import Item, MatrixSettings, Scale, load_settings, point_label
@@ -39,12 +39,14 @@ def keep(folder: Path, file: Path) -> None:
 
 def portable(result: dict[str, Any]) -> dict[str, Any]:
     """Return a result without what belongs to one machine: folders, and the name of a GPU."""
-    return {**without_gpu_name(result), "overrides": _portable(result["overrides"])}
+    return {**light(result), "overrides": _portable(result["overrides"])}
 
 
-def without_gpu_name(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without the name of the GPU that it ran on."""
-    return {**result, "device": "cpu" if result["device"] == "cpu" else "a CUDA GPU"}
+def light(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with seven significant digits, of which tables show five, and without the name of its GPU."""
+    device = "cpu" if result["device"] == "cpu" else "a CUDA GPU"
+    rounded: dict[str, Any] = round_floats({**result, "device": device}, 7)
+    return rounded
 
 
 @cache
