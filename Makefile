@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/densecal demo --out demo
 
+# the many processes that tests start share bytecode, also where the environment says not to write it
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

@@ -19,9 +19,6 @@ def train_one_step(out: str, settings: list[str]) -> None:
     """Train until the first step is done, and print the time of day at which each part was done."""
     import torch
 
-    from densecal.cli.common import import_fabric
-
-    import_fabric()  # as the command does
     from densecal.training import loop
     from densecal.training import run as assembly
     from densecal.training.config import load_config

@@ -1,5 +1,6 @@
 """Shared by all tests: the specification's test vectors, and how property tests choose examples."""
 
+import gc
 import json
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,21 @@ def heeds_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector, and leave to it only what tests make.
+
+    It would look through the objects of all modules again and again, which takes a third of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -183,9 +183,6 @@ def _become(request: dict[str, Any]) -> None:
 
 def _import_all() -> None:
     """Import what commands need, in the order of the command line."""
-    from densecal.cli.common import import_fabric
-
-    import_fabric()
     for module in IMPORTS:
         importlib.import_module(module)
 

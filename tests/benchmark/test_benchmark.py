@@ -580,9 +580,20 @@ def running_benchmark(arguments, out):
         yield process
 
 
+# The worker that dies with its parent is forked from it; that of the call that continues starts afresh, as users' do.
+FORKED_WORKERS = """
+import multiprocessing, sys
+from densecal import cli
+create = multiprocessing.get_context
+multiprocessing.get_context = lambda method: create("fork")
+sys.argv = ["densecal", *sys.argv[1:]]
+cli.main()
+"""
+
+
 def kill_in_the_middle(arguments, out):
     """Start a benchmark and kill it shortly after its first cell."""
-    with forked.start(arguments, env=environment()) as process:
+    with forked.start([arguments[0], "-c", FORKED_WORKERS, *arguments[3:]], env=environment()) as process:
         end = time.monotonic() + 200
         while process.poll() is None and not list(out.glob("cells/*/*/result.json")) and time.monotonic() < end:
             time.sleep(0.01)

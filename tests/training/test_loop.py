@@ -43,7 +43,7 @@ from tests.training.common import (
 def finished(tmp_path_factory):
     """Train by the command, without interruption."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    done = run_afresh(train_command(out))
+    done = run(train_command(out))
     assert done.returncode == 0, done.stderr
     return out
 

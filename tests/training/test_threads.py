@@ -1,6 +1,7 @@
 """Training on a CPU uses a thread for each core that other processes leave free, unless the user has chosen."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,27 +101,33 @@ def test_only_a_run_whose_threads_nobody_has_chosen_follows(monkeypatch, setting
     assert (threads._busy_cores is not None) == follows
 
 
-def test_a_run_logs_the_threads_of_each_epoch(monkeypatch, tmp_path):
+@pytest.fixture
+def two_threads(monkeypatch):
+    """A machine of two cores. Torch itself keeps one thread, since two that wait for each other take a core each."""
+    number = [2]
+    set_number, get_number = (lambda wanted: number.__setitem__(0, wanted)), (lambda: number[0])
+    monkeypatch.setattr(module, "torch", SimpleNamespace(set_num_threads=set_number, get_num_threads=get_number))
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.0)
+    return get_number
+
+
+def test_a_run_logs_the_threads_of_each_epoch(two_threads, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "create_load_meter", lambda _: lambda: 1.0)
-    torch.set_num_threads(2)
     sizes = ["data.scenes.train=8", "data.scenes.validation=2", "optim.epochs=2"]
     with pytest.warns(UserWarning, match="1 of 2 threads"):
         train(small_config(*sizes), tmp_path / "run")
     assert [line["threads"] for line in log_lines(tmp_path / "run")] == [[2, 1], [1]]
-    assert torch.get_num_threads() == 2
+    assert two_threads() == 2
 
 
 @pytest.mark.filterwarnings("ignore:other processes")
-def test_a_resumed_run_begins_with_the_threads_it_was_stopped_with(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "cores", lambda: 2)
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.0)
+@pytest.mark.filterwarnings("ignore:method.warmup is 1")
+def test_a_resumed_run_begins_with_the_threads_it_was_stopped_with(two_threads, monkeypatch, tmp_path):
     sizes, load = ["data.scenes.train=8", "data.scenes.validation=2"], [1.0]
     monkeypatch.setattr(module, "create_load_meter", lambda _: lambda: load[0])
 
     def resume(epochs, *settings):
-        torch.set_num_threads(2)
         train(small_config(*sizes, f"optim.epochs={epochs}", *settings), tmp_path / "run", resume=True)
         return log_lines(tmp_path / "run")[-1]["threads"]
 
@@ -132,4 +139,4 @@ def test_a_resumed_run_begins_with_the_threads_it_was_stopped_with(monkeypatch, 
     load[0] = 1.0
     assert resume(5) == [2, 1]
     assert resume(6, "engine.threads=2") == [2]
-    assert torch.get_num_threads() == 2
+    assert two_threads() == 2

@@ -15,8 +15,8 @@ from densecal.errors import InputError, Preempted
 __all__ = ["app", "main"]
 
 _OPTIONAL = {
-    "lightning_fabric", "pydantic", "safetensors", "segmentation_models_pytorch", "timm", "torch", "torchvision",
-    "yaml",
+    "lightning_fabric", "lightning_utilities", "pydantic", "safetensors", "segmentation_models_pytorch", "timm",
+    "torch", "torchvision", "yaml",
 }  # fmt: skip
 """Modules that `pip install densecal` does not install. Readers name the extra for theirs themselves."""
 _EXTRAS = {"io": "torch", "metrics": "torch", "posthoc": "torch", "calibrate.folders": "torch", "export": "export"}

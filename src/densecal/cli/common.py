@@ -185,18 +185,6 @@ def print_unfinished(*runs: Path) -> None:
                 print_note(f"note: {run}: {state}; densecal train ... --out {run} --resume continues it")
 
 
-def import_fabric() -> None:
-    """Import Lightning Fabric without torchmetrics, whose import takes seconds and serves only to learn its version."""
-    hidden = "torchmetrics" not in sys.modules
-    if hidden:
-        sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed
-    try:
-        import lightning_fabric  # noqa: F401
-    finally:
-        if hidden:
-            del sys.modules["torchmetrics"]
-
-
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Print warnings as one line each on stderr, without the source line that Python adds."""

@@ -12,7 +12,6 @@ import typer
 from densecal.cli.app import app
 from densecal.cli.common import (
     console,
-    import_fabric,
     print_line,
     print_note,
     print_unfinished,
@@ -89,7 +88,6 @@ def train(
     if config.model.weights is not None:
         print_unfinished(Path(config.model.weights))
     # this import takes seconds, so mistakes in the settings are reported before it
-    import_fabric()
     from densecal.calibrate.runs import train_and_calibrate
 
     try:

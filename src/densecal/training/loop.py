@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from densecal.data.augment import at_random_size, augment
@@ -28,6 +27,7 @@ from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import check_variables, join_after_restart, report_waiting
 from densecal.training import checkpoint
 from densecal.training.config import Config
+from densecal.training.fabric import Fabric
 from densecal.training.logs import Log
 from densecal.training.preemption import Position, stop_on_signal
 from densecal.training.restoring import check_epoch, restore

@@ -10,9 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
 from densecal.errors import InputError
@@ -23,6 +20,7 @@ from densecal.models.criterion import Criterion, criterion_of, is_plain
 from densecal.runtime.progress import Progress, silent
 from densecal.training.averaging import Average
 from densecal.training.config import Config
+from densecal.training.fabric import DDPStrategy, Fabric, _FabricModule
 from densecal.training.optimizers import create_optimizers
 from densecal.training.preemption import Position
 from densecal.training.samples import Data, open_data, open_parts

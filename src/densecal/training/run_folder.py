@@ -7,8 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric import Fabric
-
 from densecal.errors import InputError
 from densecal.io.atomic import write_text
 from densecal.io.csv_rows import csv_rows
@@ -17,6 +15,7 @@ from densecal.io.run_files import run_files
 from densecal.methods.adaptive import Adaptive
 from densecal.training import checkpoint
 from densecal.training.config import Config, dump_config, first_difference, parse_config
+from densecal.training.fabric import Fabric
 from densecal.training.restoring import POSITION, START, WEIGHTS, hash_names
 from densecal.training.run import Run
 
