@@ -48,6 +48,10 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter frees it all at its end, which packages in C++ check
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
