@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("train", "export")
 PYTORCH = re.compile(r"torch|torchvision|triton|cuda-.*|nvidia-.*")
 HEADER = """\
-# The packages that densecal[{extras}] was tested with, and hatchling, which builds it. PyTorch is left out: install the
-# build for your device first, in the version of constraints.txt. Made by python docs/tools/make_lock.py.
+# The packages that densecal[{extras}] was tested with, and setuptools, which builds it. PyTorch is left out: install
+# the build for your device first, in the version of constraints.txt. Made by python docs/tools/make_lock.py.
 #   pip install --no-deps --require-hashes -r requirements.lock && pip install --no-deps --no-build-isolation .
 """
 
@@ -25,7 +25,7 @@ def compiled() -> str:
     for extra in EXTRAS:
         command += ["--extra", extra]
     command += ["pyproject.toml", "-"]
-    done = subprocess.run(command, cwd=ROOT, input="hatchling", check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, input="setuptools", check=True, capture_output=True, text=True)
     return done.stdout
 
 

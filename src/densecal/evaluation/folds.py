@@ -6,6 +6,7 @@ The fold of an image depends only on its name, or on that of its group. Memory g
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -46,7 +47,12 @@ class FoldSums:
             unit: Name of the image, or of its group.
             counts: (2, L), pixels by label and level; L is 256 or 65536.
         """
-        self.add_image(unit, _by_logit(counts)[None])
+        self.add_maps([unit], counts[None])
+
+    def add_maps(self, units: Sequence[str], counts: Ints) -> None:
+        """Count several images, given their names and counts (B, 2, L)."""
+        for unit, image in zip(units, _by_logit(counts), strict=True):
+            self.add_image(unit, image[None])
 
     def add_image(self, unit: str, counts: Ints) -> None:
         """Count an image, or an image of a group, given its counts."""
@@ -125,14 +131,13 @@ class ClassCounter:
 
 
 def _by_logit(counts: Ints) -> Ints:
-    """Turn pixels by level (2, L) into pixels and sums of 16-bit levels by bin of the logit (3, 480)."""
-    level = np.flatnonzero(counts.any(axis=0))
-    index = _bins_of_levels(counts.shape[1])[level]
-    pixels = counts[:, level]
-    sums = pixels.sum(axis=0) * (level * (MAX_LEVEL // (counts.shape[1] - 1)))
-    table = np.zeros((3, BINS), np.int64)
-    for row, amount in zip(table, (*pixels, sums), strict=True):
-        np.add.at(row, index, amount)
+    """Turn pixels by level (B, 2, L) into pixels and sums of 16-bit levels by bin of the logit (B, 3, 480)."""
+    levels = counts.shape[2]
+    first, index = _first_levels(levels)
+    sums = counts.sum(axis=1) * (np.arange(levels) * (MAX_LEVEL // (levels - 1)))
+    table = np.zeros((len(counts), 3, BINS), np.int64)
+    table[:, :2, index] = np.add.reduceat(counts, first, axis=2)
+    table[:, 2, index] = np.add.reduceat(sums, first, axis=1)
     return table
 
 
@@ -142,5 +147,8 @@ def _class_bins() -> Ints:
 
 
 @lru_cache
-def _bins_of_levels(levels: int) -> Ints:
-    return level_bins(np.arange(levels), levels)
+def _first_levels(levels: int) -> tuple[Ints, Ints]:
+    """Return the first level of every bin that holds any, and those bins, which rise with the level."""
+    bins = level_bins(np.arange(levels), levels)
+    first = np.flatnonzero(np.diff(bins, prepend=-1))
+    return first, bins[first]

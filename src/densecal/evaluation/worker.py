@@ -14,12 +14,13 @@ from densecal.errors import InputError
 from densecal.evaluation.findings import Findings
 from densecal.evaluation.folds import ClassCounter, FoldSums
 from densecal.evaluation.large import score_classes, score_foreground
+from densecal.evaluation.level_maps import LevelMaps
 from densecal.evaluation.measures import errors_at
 from densecal.evaluation.per_image import PerImage
 from densecal.io import MAX_PIXELS, MAX_SLAB_PIXELS
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.masks import VOID
-from densecal.io.pairs import Pair, pair_files, read_class_pair, read_foreground_pair
+from densecal.io.pairs import ForegroundPair, Pair, pair_files, read_class_pair, read_foreground_pair
 from densecal.io.row_chunks import row_chunks
 from densecal.io.slabs import LargePair, open_large
 from densecal.io.urls import fetch_ahead
@@ -28,7 +29,7 @@ from densecal.metrics.confusion import ConfusionMeter
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
-from densecal.metrics.levels import ZONES, boundary_zones, level_rows
+from densecal.metrics.levels import boundary_zones, level_rows
 from densecal.metrics.overlap import class_overlap, foreground_overlap, overlap_of
 from densecal.metrics.regions import boundary_rows, fill_interior, object_size
 from densecal.metrics.segmentation import SegmentationMeter, count_levels
@@ -144,8 +145,7 @@ class _BinaryScorer:
         self.pictures = SegmentationMeter(full=settings.full and settings.ignore_index is None)
         self.pixels = SegmentationMeter(full=False)
         self.meter: CalibrationMeter | None = None
-        self.byte_counts: list[Array] = []
-        self.byte_positions: list[int] = []
+        self.levels = LevelMaps(settings, part)
 
     def score(self, pair: Pair) -> None:
         settings = self.settings
@@ -162,44 +162,26 @@ class _BinaryScorer:
         segmentation = self.pictures if mask.ndim == 2 and void is None else self.pixels
         self.part.findings.note_no_data(read.no_data)
         self.part.findings.note_space(mask.ndim, spacing)
-        is_float = np.issubdtype(prediction.dtype, np.floating)
-        valid = None if void is None else ~void
-        zones = boundary_zones(mask, valid, spacing) if self.settings.full else None
-        if is_float:
-            self._score_floats(prediction, mask, void, spacing)
-        self._score_case(prediction, mask, void, spacing)
+        zones = boundary_zones(mask, None if void is None else ~void, spacing) if self.settings.full else None
         if zones is not None:
-            self.part.per_image.add(sizes=object_size(mask, valid))
-            if is_float:
-                self.part.per_image.add(zones=boundary_rows(prediction[None], mask, valid, zones, settings.bins))
-        if void is not None:
-            prediction, mask = prediction[~void], mask[~void]
-            zones = None if zones is None else zones[~void]
-            middle = None if middle is None else middle[~void]
+            self.part.per_image.add(sizes=object_size(mask, None if void is None else ~void))
         if settings.prices is not None:
-            self.part.per_image.add(errors=errors_at(prediction, mask, settings.prices.threshold)[None])
-        if pair.mask is not None and mask.size:
-            self.part.findings.masks += 1
-            self.part.findings.empty_masks += not mask.any()
-            self.part.findings.full_masks += bool(mask.all())
+            valid = np.ones(mask.shape, bool) if void is None else ~void
+            self.part.per_image.add(errors=errors_at(prediction[valid], mask[valid], settings.prices.threshold)[None])
         # PySODMetrics cuts masks at > 128
         reference = mask if middle is None else mask & ~middle
-        if prediction.dtype == np.uint8:
-            counts = self._score_bytes(prediction, mask, zones)
-            self.part.folds.add_map(pair.unit, counts)
-            segmentation.update(prediction, reference, counts if middle is None else None)
+        if np.issubdtype(prediction.dtype, np.floating):
+            counts = self._score_floats(pair, read, zones, reference)
         else:
-            segmentation.update(prediction, reference)
-            if is_float:
-                self.part.findings.inspect_floats(prediction, mask)
-                if self.settings.entropy:
-                    self.part.entropy.add_map(prediction)
-                self.part.folds.add_map(pair.unit, _word_counts(prediction, mask))
-            else:
-                self.part.folds.add_map(pair.unit, self._score_words(prediction, mask, zones))
-        self.part.is_float.append(is_float)
-        half = 0.5 if is_float else np.iinfo(prediction.dtype).max // 2
-        self.part.per_image.add(overlaps=foreground_overlap(prediction > half, reference))
+            counts = self.levels.add(pair.unit, prediction, mask, void, zones, middle, spacing).sum(axis=0)
+            self.part.is_float.append(False)
+        if void is not None:
+            prediction, reference = prediction[~void], reference[~void]
+        segmentation.update(prediction, reference, counts if middle is None and prediction.dtype == np.uint8 else None)
+        if pair.mask is not None and prediction.size:
+            self.part.findings.masks += 1
+            self.part.findings.empty_masks += not counts[1].any()
+            self.part.findings.full_masks += not counts[0].any()
 
     def _score_large(self, pair: Pair, large: LargePair) -> None:
         meter = self.settings.calibration_meter()
@@ -229,62 +211,46 @@ class _BinaryScorer:
         row = np.array([*result.row, math.nan, math.nan, result.expected])
         self.part.add_case(row[None], result.confidences, large.spacing)
 
-    def _score_case(
-        self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
-    ) -> None:
-        """Compare the foreground of a case with that of its mask."""
+    def _score_floats(self, pair: Pair, read: ForegroundPair, zones: Array | None, reference: Array) -> Array:
+        """Return the counts (2, 65536) of the valid pixels, rounded to 16 bits."""
+        prediction, mask, void, spacing = read.prediction, read.mask.foreground, read.mask.void, read.spacing
         settings, valid = self.settings, None if void is None else ~void
-        floats = np.issubdtype(prediction.dtype, np.floating)
-        top = 1 if floats else np.iinfo(prediction.dtype).max
-        predicted = prediction > (0.5 if floats else top // 2)
-        confidence = np.maximum(prediction, top - prediction)
-        shown = predicted if valid is None else predicted & valid
-        tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
-        expected = (float(prediction.sum(dtype=np.float64)) if valid is None else sum_where(prediction, valid)) / top
-        row = class_row(shown, mask, spacing, tolerance, expected)
-        self.part.add_case(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
-
-    def _score_bytes(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
-        """Keep the counts (2, 256) of 8-bit maps; ``finish`` computes all their rows in one call."""
-        counts: Array = self._count(prediction, mask, zones).sum(axis=0)
-        self.byte_counts.append(counts)
-        self.byte_positions.append(len(self.part.rows))
-        self.part.rows.append(np.empty(0))
-        return counts
-
-    def _score_words(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
-        counts: Array = self._count(prediction, mask, zones).sum(axis=0)
-        self.part.rows.append(level_rows(counts[None], self.settings.bins)[0])
-        self.part.findings.inspect_levels(counts[None])
-        return counts
-
-    def _count(self, prediction: Array, mask: Array, zones: Array | None) -> Array:
-        counts = count_levels(prediction, mask, zones, ZONES if zones is not None else 1)
-        old = self.part.levels.get(counts.shape[2])
-        self.part.levels[counts.shape[2]] = counts if old is None else old + counts
-        if zones is not None:
-            self.part.per_image.add(zones=level_rows(counts, self.settings.bins))
-        if self.settings.entropy:
-            self.part.entropy.add_levels(counts.sum(axis=(0, 1)))
-        return counts
-
-    def _score_floats(
-        self, prediction: Array, mask: Array, void: Array | None, spacing: tuple[float, ...] | None
-    ) -> None:
         if self.meter is None:
-            self.meter = self.settings.calibration_meter()
+            self.meter = settings.calibration_meter()
         labels = mask.astype(np.uint8)
         if void is not None:
             labels[void] = VOID
         self.meter.ignore_index = None if void is None else VOID  # files may mark void pixels themselves
         self.meter.update(prediction[None, None], labels[None, None], spacing=spacing)
+        self._score_case(prediction, mask, valid, spacing)
+        if zones is not None:
+            self.part.per_image.add(zones=boundary_rows(prediction[None], mask, valid, zones, settings.bins))
+        if valid is not None:
+            prediction, mask, reference = prediction[valid], mask[valid], reference[valid]
+        self.part.findings.inspect_floats(prediction, mask)
+        if settings.entropy:
+            self.part.entropy.add_map(prediction)
+        counts = _word_counts(prediction, mask)
+        self.part.folds.add_map(pair.unit, counts)
+        self.part.is_float.append(True)
+        self.part.per_image.add(overlaps=foreground_overlap(prediction > 0.5, reference))
+        return counts
+
+    def _score_case(
+        self, prediction: Array, mask: Array, valid: Array | None, spacing: tuple[float, ...] | None
+    ) -> None:
+        """Compare the foreground of a case with that of its mask."""
+        settings = self.settings
+        predicted = prediction > 0.5
+        confidence = np.maximum(prediction, 1 - prediction)
+        shown = predicted if valid is None else predicted & valid
+        tolerance = settings.tolerance if settings.full and mask.ndim == 3 else None
+        expected = float(prediction.sum(dtype=np.float64)) if valid is None else sum_where(prediction, valid)
+        row = class_row(shown, mask, spacing, tolerance, expected)
+        self.part.add_case(row[None], case_confidences(confidence, predicted, valid, settings.full), spacing)
 
     def finish(self, fold: bool) -> None:
-        if self.byte_counts:
-            counts = np.stack(self.byte_counts)
-            for position, row in zip(self.byte_positions, level_rows(counts, self.settings.bins), strict=True):
-                self.part.rows[position] = row
-            self.part.findings.inspect_levels(counts)
+        self.levels.score()
         self.part.floats = _meter_state(self.meter, fold)
         _fill_interiors(self.part)
         self.part.segmentation = self.pictures.exact_sums()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics import compiled
 from densecal.metrics.overlap import mean_interval
 from densecal.metrics.volumes import surface_scores
 
@@ -52,7 +53,12 @@ def class_row(
     surfaces = (math.nan, math.nan)
     if tolerance is not None:
         surfaces = surface_scores(predicted, truth, spacing, tolerance)
-    return np.array([*counts, *(math.nan if math.isinf(score) else score for score in surfaces), expected])
+    return np.array([*counts, *finite(surfaces), expected])
+
+
+def finite(scores: Sequence[float]) -> list[float]:
+    """Return scores with NaN in place of infinite ones."""
+    return [math.nan if math.isinf(score) else score for score in scores]
 
 
 def confusion_rows(matrix: NDArray[np.int64], expected: Floats) -> Floats:
@@ -100,16 +106,67 @@ def case_confidences(
         valid: False on void pixels.
         full: Also compute the last two, which look at neighbours; NaN otherwise.
     """
-    top = np.iinfo(confidence.dtype).max if np.issubdtype(confidence.dtype, np.integer) else 1.0
     keep = np.ones(confidence.shape, bool) if valid is None else valid
     whole = _mean(confidence, keep)
-    means = [whole, _mean(confidence, keep & (predicted != 0)), math.nan, math.nan]
-    if full:
-        means[2] = _mean(confidence, keep & ~boundary(predicted))
-        means[3] = _least_patch(confidence, valid)
-    result = np.array(means) / top
-    missing = np.isnan(result) & np.array([True, True, full, full])
-    return np.where(missing, whole / top, result)
+    means = np.array([whole, _mean(confidence, keep & (predicted != 0))]) / _top(confidence)
+    near = neighbour_confidences(confidence, predicted, valid) if full else (math.nan, math.nan)
+    return complete_confidences(means, near, full)
+
+
+def complete_confidences(means: Floats, near: tuple[float, float], full: bool) -> Floats:
+    """Return the averages of a case's confidence, where those over no pixel are replaced by that over all pixels.
+
+    Args:
+        means: Over all pixels and over those called foreground.
+        near: `neighbour_confidences`.
+        full: Whether these are measured.
+    """
+    result = np.array([*means, *near])
+    return np.where(np.isnan(result) & np.array([True, True, full, full]), result[0], result)
+
+
+def neighbour_confidences(confidence: NDArray[Any], predicted: NDArray[Any], valid: Mask | None) -> tuple[float, float]:
+    """Return the last two averages of a case's confidence, which look at neighbours; NaN over no pixel at all.
+
+    Args:
+        confidence: As for `case_confidences`, as the other two.
+        predicted: The classes that won.
+        valid: False on void pixels.
+    """
+    top = _top(confidence)
+    if valid is None and compiled.takes_pictures(confidence, predicted):
+        total, count = compiled.native.interior(confidence, predicted, *confidence.shape)
+        interior = total / count if count else math.nan
+    else:
+        keep = ~boundary(predicted)
+        interior = _mean(confidence, keep if valid is None else keep & valid)
+    return interior / top, _least_patch(confidence, valid) / top
+
+
+def _top(confidence: NDArray[Any]) -> float:
+    return float(np.iinfo(confidence.dtype).max) if np.issubdtype(confidence.dtype, np.integer) else 1.0
+
+
+def level_confidences(counts: NDArray[np.int64]) -> Floats:
+    """Return the first two averages of `case_confidences` from the level counts (B, 2, L) of integer maps, (B, 2)."""
+    top = counts.shape[2] - 1
+    confidence = np.maximum(np.arange(top + 1), top - np.arange(top + 1))
+    pixels = counts.sum(axis=1)
+    above = pixels[:, top // 2 + 1 :]
+    sums = np.stack([pixels @ confidence, above @ confidence[top // 2 + 1 :]], axis=1)
+    numbers = np.stack([pixels.sum(axis=1), above.sum(axis=1)], axis=1)
+    means = np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan) / top
+    return np.where(np.isnan(means), means[:, :1], means)
+
+
+def level_cases(counts: NDArray[np.int64]) -> Floats:
+    """Return the scores of integer maps from their level counts (B, 2, L), (B, columns); surfaces are NaN."""
+    top = counts.shape[2] - 1
+    above = counts[:, :, top // 2 + 1 :].sum(axis=2)
+    rows = np.full((len(counts), len(COLUMNS)), np.nan)
+    rows[:, :3] = np.stack([above.sum(axis=1), counts[:, 1].sum(axis=1), above[:, 1]], axis=1)
+    rows[:, 5] = counts.sum(axis=1) @ np.arange(top + 1) / top
+    return rows
 
 
 def boundary(predicted: NDArray[Any], width: int = _BOUNDARY) -> Mask:
@@ -148,6 +205,9 @@ def _mean(values: NDArray[Any], keep: Mask) -> float:
 
 def _least_patch(values: NDArray[Any], valid: Mask | None) -> float:
     """Return the least mean of all patches; patches of which half or more is void are left out."""
+    if valid is None and compiled.takes_pictures(values) and values.dtype == np.uint8:
+        sides = [min(_PATCH, length) for length in values.shape]
+        return float(compiled.native.patch_minimum(values, *values.shape, *sides)) / math.prod(sides)
     counted = values if valid is None else np.where(valid, values, values.dtype.type(0))
     sums = _patch_sums(counted) if values.dtype.kind == "f" else _level_sums(counted)
     size = math.prod(min(_PATCH, length) for length in values.shape)

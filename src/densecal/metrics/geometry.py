@@ -7,6 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.metrics import compiled
+
 Mask = NDArray[np.bool_]
 
 MAX_LIMIT = 180
@@ -58,18 +60,25 @@ def distance_squared(sources: Mask, limit: int) -> NDArray[np.uint16]:
         limit: Largest distance of interest in pixels, 1 to 180.
 
     Returns:
-        (H, W) squared distances, exact up to ``limit**2`` and larger than that elsewhere.
+        (H, W) squared distances, exact up to ``limit**2`` and ``limit**2 + 1`` elsewhere.
     """
     _check_map(sources, "sources")
     _check_limit(limit)
     height, width = sources.shape
+    beyond = np.uint16(limit * limit + 1)
+    if compiled.takes_pictures(sources):
+        result = np.empty((height, width), np.uint16)
+        compiled.native.distance_squared(sources, result, height, width, limit)
+        return result
     if not sources.any():
-        return np.full((height, width), (limit + 1) ** 2, dtype=np.uint16)
+        return np.full((height, width), beyond)
     rows, columns = bounding_window(sources, margin=0)
     # The second pass shifts the rows that hold sources, or the columns if transposed: the smaller block is cheaper.
     if (columns.stop - columns.start) * height < (rows.stop - rows.start) * width:
-        return np.ascontiguousarray(_shifted_minimum(np.ascontiguousarray(sources.T), columns, limit).T)
-    return _shifted_minimum(sources, rows, limit)
+        distance = _shifted_minimum(np.ascontiguousarray(sources.T), columns, limit).T
+    else:
+        distance = _shifted_minimum(sources, rows, limit)
+    return np.minimum(distance, beyond, order="C")
 
 
 def _shifted_minimum(sources: Mask, rows: slice, limit: int) -> NDArray[np.uint16]:

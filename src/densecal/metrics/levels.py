@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.metrics import compiled
 from densecal.metrics.geometry import boundary_distance_squared
 from densecal.metrics.volumes import volume_zones
 
@@ -42,6 +43,10 @@ def boundary_zones(
     """
     if labels.ndim != 2 or spacing is not None:
         return volume_zones(labels, valid, spacing, BOUNDARY_DISTANCES)
+    if valid is None and labels.dtype == bool and compiled.takes_pictures(labels):
+        zones = np.empty(labels.shape, np.uint8)
+        compiled.native.boundary_zones(labels, zones, *labels.shape, *BOUNDARY_DISTANCES)
+        return zones
     squared = boundary_distance_squared(labels, BOUNDARY_DISTANCES[-1], valid)
     zones = np.zeros(squared.shape, np.uint8)
     for distance in BOUNDARY_DISTANCES:

@@ -20,12 +20,17 @@ def stretch_map(prediction: NDArray[Any]) -> Floats:
     if levels is None:
         values: Floats = np.array(prediction, dtype=np.float64, order="C")
         return _stretch(values, values.min(), values.max())
-    table = np.arange(levels) / (levels - 1)
-    table = _stretch(table, table[prediction.min()], table[prediction.max()])
+    table = stretched_levels(int(prediction.min()), int(prediction.max()), levels)
     stretched = np.empty(prediction.shape)
     for rows in row_chunks(prediction.shape):
         table.take(prediction[rows], out=stretched[rows], mode="clip")
     return stretched
+
+
+def stretched_levels(low: int, high: int, levels: int = 256) -> Floats:
+    """Return the values of the levels of a map between a lowest and a highest one."""
+    table = np.arange(levels) / (levels - 1)
+    return _stretch(table, table[low], table[high])
 
 
 def _stretch(values: Floats, low: float, high: float) -> Floats:

@@ -20,6 +20,7 @@ import numpy as np
 import scipy  # loads scipy.ndimage when it is used
 from numpy.typing import NDArray
 
+from densecal.metrics import compiled
 from densecal.metrics.bootstrap import column_sums, figures, intervals, with_image_ece
 from densecal.metrics.curves import Floats
 from densecal.metrics.fine_bins import equal_width_index, tally, top_label
@@ -71,7 +72,10 @@ def object_size(labels: NDArray[np.generic], valid: NDArray[np.bool_] | None = N
     everywhere = np.ones((3,) * labels.ndim)
     if labels.dtype == bool:
         foreground = labels if valid is None else np.logical_and(labels, valid)
-        objects = int(scipy.ndimage.label(foreground, everywhere)[1])
+        if compiled.takes_pictures(foreground):
+            objects = compiled.native.count_objects(foreground, *foreground.shape)
+        else:
+            objects = int(scipy.ndimage.label(foreground, everywhere)[1])
         return int(np.count_nonzero(foreground)) / objects if objects else math.nan
     pixels = objects = 0
     kinds = labels.astype(np.int32) + 1  # 0 is left out

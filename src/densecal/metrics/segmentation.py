@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics import compiled
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.locking import locked
 from densecal.metrics.min_max import LEVELS, stretch_map
-from densecal.metrics.structure import EPS, centroid_cut, s_measure, weighted_f
+from densecal.metrics.structure import EPS, centroid_cut, s_measure, weighted_f, weighted_f_of_levels
 from densecal.metrics.sum_meter import SumMeter
 
 Floats = NDArray[np.float64]
@@ -50,10 +51,19 @@ def count_levels(
     if prediction.dtype not in LEVELS:
         raise TypeError(f"prediction: found {prediction.dtype}; expected uint8 or uint16")
     _check_pair(prediction, mask)
+    if zones is None and zone_count == 1 and compiled.takes(prediction, mask):
+        counts: Ints = np.zeros((1, 2, 256), np.int64)
+        compiled.native.count_levels(prediction, mask, counts, prediction.size)
+        return counts
+    if zones is not None and zone_count <= 4 and compiled.takes(prediction, mask, zones):
+        _check_zones(zones, mask, zone_count)
+        counts = np.zeros((4, 2, 256), np.int64)
+        compiled.native.count_zones(prediction, mask, zones, counts, prediction.size)
+        return counts[:zone_count]
     chunks = list(row_chunks(mask.shape))
     if len(chunks) == 1:
         return _count_chunk(prediction, mask, zones, zone_count)
-    counts: Ints = np.zeros((zone_count, 2, LEVELS[prediction.dtype]), np.int64)
+    counts = np.zeros((zone_count, 2, LEVELS[prediction.dtype]), np.int64)
     for rows in chunks:
         counts += _count_chunk(prediction[rows], mask[rows], None if zones is None else zones[rows], zone_count)
     return counts
@@ -70,10 +80,14 @@ def _count_chunk(prediction: NDArray[Any], mask: NDArray[Any], zones: NDArray[An
     key += prediction
     key += (np.arange(mask.shape[-1] if mask.ndim else 1) % ways * bins).astype(dtype)
     if zones is not None:
-        if zones.shape != mask.shape or (zones.size and not 0 <= zones.min() <= zones.max() < zone_count):
-            raise ValueError(f"zones: found shape {zones.shape}; expected {mask.shape}, 0 to {zone_count - 1}")
+        _check_zones(zones, mask, zone_count)
         key += np.multiply(zones, dtype.type(2 * levels), dtype=dtype, casting="unsafe")
     return np.asarray(np.bincount(key.ravel(), minlength=ways * bins).reshape(ways, zone_count, 2, levels).sum(axis=0))
+
+
+def _check_zones(zones: NDArray[Any], mask: Mask, zone_count: int) -> None:
+    if zones.shape != mask.shape or (zones.size and not 0 <= zones.min() <= zones.max() < zone_count):
+        raise ValueError(f"zones: found shape {zones.shape}; expected {mask.shape}, 0 to {zone_count - 1}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +161,8 @@ class SegmentationMeter(SumMeter):
         if len(self._pending) == PENDING_MAPS:
             self._flush()
         if quadrants is not None:
-            self._add_structure(stretch_map(prediction), mask, quadrants)
+            s = s_measure(prediction, mask, _quadrant_moments(quadrants))
+            self._add_structure(s, weighted_f_of_levels(prediction, mask))
 
     @locked
     def update_levels(self, counts: Ints) -> None:
@@ -174,9 +189,8 @@ class SegmentationMeter(SumMeter):
             self._sums.add({"structure": scores}, axis=0)
             self._sums.add({"images": np.array([0, len(scores)])})
 
-    def _add_structure(self, stretched: Floats, mask: Mask, quadrants: Ints | None) -> None:
-        moments = None if quadrants is None else _quadrant_moments(quadrants)
-        self._pending_structure.append((s_measure(stretched, mask, moments), weighted_f(stretched, mask)))
+    def _add_structure(self, s: float, f_weighted: float) -> None:
+        self._pending_structure.append((s, f_weighted))
         if len(self._pending_structure) == PENDING_MAPS:
             self._flush()
 
@@ -241,7 +255,7 @@ class SegmentationMeter(SumMeter):
         mae = np.array([absolute / mask.size])
         self._add(levels.astype(np.float64), above[:, None].astype(np.float64), mae, *map(int, foreground[::-1]))
         if self.full:
-            self._add_structure(stretched, mask, None)
+            self._add_structure(s_measure(stretched, mask), weighted_f(stretched, mask))
 
     def _add(self, bins: Floats, adaptive: Floats, absolute: Floats, tp: int, fp: int) -> None:
         """Add B maps, given their pixels at each threshold (2, B, 256) and above the adaptive threshold (2, B)."""
@@ -350,6 +364,10 @@ def e_measure(above: Floats) -> Floats:
 def _count_quadrants(prediction: NDArray[np.uint8], mask: Mask) -> Ints:
     """Apply ``count_levels`` to the four quadrants around the object's centroid: (4, 2, 256)."""
     y, x = centroid_cut(mask)
+    if compiled.takes(prediction, mask):
+        counts: Ints = np.zeros((4, 2, 256), np.int64)
+        compiled.native.count_quadrants(prediction, mask, counts, *mask.shape, y, x)
+        return counts
     below, right = np.arange(mask.shape[0]) >= y, np.arange(mask.shape[1]) >= x
     return count_levels(prediction, mask, np.add.outer(2 * below.view(np.uint8), right), 4)
 

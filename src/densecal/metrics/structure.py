@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
+from densecal.metrics import compiled
 from densecal.metrics.geometry import bounding_window, distance_squared, nearest_sources
+from densecal.metrics.min_max import stretch_map, stretched_levels
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -20,6 +22,7 @@ EPS = float(np.spacing(1.0))
 GAUSSIAN_REACH = 3
 GAUSSIAN = np.exp(-(np.arange(-GAUSSIAN_REACH, GAUSSIAN_REACH + 1.0) ** 2) / 50)
 GAUSSIAN /= GAUSSIAN.sum()
+HALF_GAUSSIAN = np.ascontiguousarray(GAUSSIAN[GAUSSIAN_REACH:])
 # Rows that a row depends on: those under the blur, and from there those of the nearest pixel of the object, which
 # may lie in a corner of its window or just outside it.
 CHUNK_MARGIN = GAUSSIAN_REACH + math.isqrt(2 * GAUSSIAN_REACH * GAUSSIAN_REACH)
@@ -28,24 +31,26 @@ CHUNK_MARGIN = GAUSSIAN_REACH + math.isqrt(2 * GAUSSIAN_REACH * GAUSSIAN_REACH)
 WEIGHT_REACH = 100
 BACKGROUND_WEIGHT = 2 - 0.5 ** (np.sqrt(np.arange(65536)) / 5)
 BACKGROUND_WEIGHT[0] = 0
+# Errors on the object are summed as whole multiples of 2**-42, so that the sum does not depend on their order.
+ERROR_BITS, LOW_BITS = 42, 21
 
 
-def s_measure(prediction: Floats, mask: Mask, moments: Floats | None = None) -> float:
+def s_measure(prediction: NDArray[Any], mask: Mask, moments: Floats | None = None) -> float:
     """Return the S-measure, alpha = 0.5 (Fan et al., Structure-measure, ICCV 2017).
 
     PySODMetrics returns nan where the object's centroid leaves quadrants without pixels; here they have weight 0.
 
     Args:
-        prediction: (H, W) map in [0, 1].
+        prediction: (H, W) map in [0, 1], or 8-bit levels, whose moments must be given.
         mask: (H, W) boolean.
         moments: (4, 2, 3) number, mean and sum of squared deviations of the background and the foreground pixels in
             each quadrant around ``centroid_cut`` (top left, top right, bottom left, bottom right), if known already.
     """
     positives = int(np.count_nonzero(mask))
     if positives == 0:
-        return float(1 - prediction.mean())
+        return float(1 - _stretched(prediction).mean())
     if positives == mask.size:
-        return float(prediction.mean())
+        return float(_stretched(prediction).mean())
     if moments is None:
         quadrants = [[_moments(prediction[w][mask[w] == c]) for c in (False, True)] for w in _quadrants(mask)]
     else:
@@ -56,7 +61,8 @@ def s_measure(prediction: Floats, mask: Mask, moments: Floats | None = None) -> 
         if background.n and foreground.n:
             region += n / mask.size * _region_similarity(background, foreground)
         elif n:
-            region += n / mask.size * _flat_similarity(prediction[_quadrants(mask)[i]], float(foreground.n > 0))
+            pixels = _stretched(prediction)[_quadrants(mask)[i]]
+            region += n / mask.size * _flat_similarity(pixels, float(foreground.n > 0))
     mu = positives / mask.size
     on_background, on_object = (_pool([quadrant[c] for quadrant in quadrants]) for c in (0, 1))
     on_background = on_background._replace(mean=1 - on_background.mean)
@@ -64,14 +70,21 @@ def s_measure(prediction: Floats, mask: Mask, moments: Floats | None = None) -> 
     return max(0.0, 0.5 * similarity + 0.5 * region)
 
 
+def _stretched(prediction: NDArray[Any]) -> Floats:
+    return stretch_map(prediction) if prediction.dtype == np.uint8 else prediction
+
+
 def centroid_cut(mask: Mask) -> tuple[int, int]:
     """Return the row and column after the object's centroid, whose coordinates are rounded half to even."""
+    if compiled.takes_pictures(mask):
+        *sums, pixels = compiled.native.centroid_sums(mask, *mask.shape)
+        return round(sums[0] / max(pixels, 1)) + 1, round(sums[1] / max(pixels, 1)) + 1
     cuts = []
     for axis in (0, 1):
         # The narrower the type, the faster the sum.
         dtype = np.uint16 if max(mask.shape) < 65536 else np.int64
-        pixels = mask.view(np.uint8).sum(axis=1 - axis, dtype=dtype)
-        cuts.append(round(int(pixels @ np.arange(len(pixels))) / max(int(pixels.sum()), 1)) + 1)
+        lines = mask.view(np.uint8).sum(axis=1 - axis, dtype=dtype)
+        cuts.append(round(int(lines @ np.arange(len(lines))) / max(int(lines.sum()), 1)) + 1)
     return cuts[0], cuts[1]
 
 
@@ -138,30 +151,94 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
     positives = int(np.count_nonzero(mask))
     if positives == 0:
         return 0.0
-    # The blurred error matters on the object alone, so errors farther away than the blur reaches do not.
-    window = bounding_window(mask, margin=GAUSSIAN_REACH)
-    truth, inside = mask[window], prediction[window]
-    missed = 0.0
-    for rows in row_chunks(truth.shape):
-        around = slice(max(rows.start - CHUNK_MARGIN, 0), rows.stop + CHUNK_MARGIN)
-        error = _least_error(inside[around], truth[around])
-        missed += float(error[rows.start - around.start :][: rows.stop - rows.start].sum())
+    window = _object_window(mask)
+    missed = _missed(1 - prediction[window], mask[window])
     distance = distance_squared(mask, WEIGHT_REACH)
     false_positives = 0.0
     for rows in row_chunks(mask.shape):
         weight = np.empty(distance[rows].shape)
         BACKGROUND_WEIGHT.take(distance[rows], out=weight, mode="clip")  # the default mode copies before and after
         false_positives += float(np.vdot(prediction[rows], weight))
+    return _weighted_f(positives, missed, false_positives)
+
+
+def weighted_f_of_levels(levels: NDArray[np.uint8], mask: Mask) -> float:
+    """Return the weighted F of an 8-bit map that is stretched to [0, 1].
+
+    Args:
+        levels: (H, W) map.
+        mask: (H, W) boolean.
+    """
+    positives = int(np.count_nonzero(mask))
+    if positives == 0:
+        return 0.0
+    low, high = int(levels.min()), int(levels.max())
+    window, errors = _object_window(mask), 1 - stretched_levels(low, high)
+    missed = _missed_of_levels(np.ascontiguousarray(levels[window]), np.ascontiguousarray(mask[window]), errors)
+    if low == high:
+        low, high = 0, 255
+    above = levels if low == 0 else levels - np.uint8(low)
+    sums = _sum_by_distance(above, distance_squared(mask, WEIGHT_REACH))
+    return _weighted_f(positives, missed, float(sums @ BACKGROUND_WEIGHT[: len(sums)]) / (high - low))
+
+
+def _object_window(mask: Mask) -> tuple[slice, slice]:
+    # The blurred error matters on the object alone, so errors farther away than the blur reaches do not.
+    return bounding_window(mask, margin=GAUSSIAN_REACH)
+
+
+def _weighted_f(positives: int, missed: float, false_positives: float) -> float:
     true_positives = positives - missed
     recall = 1 - missed / positives
     precision = true_positives / (true_positives + false_positives + EPS)
     return 2 * recall * precision / (recall + precision + EPS)
 
 
-def _least_error(prediction: Floats, mask: Mask) -> Floats:
+def _sum_by_distance(levels: NDArray[np.uint8], distance: NDArray[np.uint16]) -> Floats:
+    """Return the sums of the levels by squared distance, which are whole numbers."""
+    size = WEIGHT_REACH * WEIGHT_REACH + 2
+    if compiled.takes(levels):
+        sums = np.zeros(size, np.int64)
+        compiled.native.sum_by_distance(levels, distance, sums, levels.size, size)
+        return sums.astype(np.float64)
+    return np.bincount(distance.ravel(), levels.ravel(), size)
+
+
+def _missed(error: Floats, mask: Mask) -> float:
+    """Return the sum of the errors on the object, or of the blurred errors where these are smaller."""
+    total = 0
+    for rows in row_chunks(mask.shape):
+        around = _around(rows)
+        own = rows.start - around.start
+        least = _least_error(error[around], mask[around])[own : own + rows.stop - rows.start]
+        units = (least * 2.0**ERROR_BITS + 0.5).astype(np.int64)
+        # in two parts, whose sums do not overflow
+        total += (int((units >> LOW_BITS).sum()) << LOW_BITS) + int((units & ((1 << LOW_BITS) - 1)).sum())
+    return total / 2.0**ERROR_BITS
+
+
+def _missed_of_levels(levels: NDArray[np.uint8], mask: Mask, errors: Floats) -> float:
+    """Do the same for levels, whose errors are given."""
+    if not compiled.takes_pictures(levels, mask):
+        return _missed(errors[levels], mask)
+    total = 0
+    for rows in row_chunks(mask.shape):
+        around = _around(rows)
+        part, own = mask[around], rows.start - around.start
+        arrays = levels[around], part, errors, HALF_GAUSSIAN, *part.shape, own, own + rows.stop - rows.start
+        high, low = compiled.native.missed(*arrays)
+        total += (high << LOW_BITS) + low
+    return total / 2.0**ERROR_BITS
+
+
+def _around(rows: slice) -> slice:
+    return slice(max(rows.start - CHUNK_MARGIN, 0), rows.stop + CHUNK_MARGIN)
+
+
+def _least_error(errors: Floats, mask: Mask) -> Floats:
     """Return the error on the object, or the blurred error where it is smaller."""
     truth = np.ascontiguousarray(mask)
-    error = np.ascontiguousarray(1 - prediction) * truth
+    error = np.ascontiguousarray(errors) * truth
     spread = error.copy()
     pixels, nearest = nearest_sources(truth, GAUSSIAN_REACH)
     spread.ravel()[pixels] = error.ravel()[nearest]
@@ -169,10 +246,18 @@ def _least_error(prediction: Floats, mask: Mask) -> Floats:
 
 
 def _blur(values: Floats) -> Floats:
-    """Apply the Gaussian filter, with zeros around the map."""
-    inside = (slice(GAUSSIAN_REACH, -GAUSSIAN_REACH),) * 2
+    """Apply the Gaussian filter, with zeros around the map: along columns, then along rows.
+
+    The order of operations is that of the compiled version.
+    """
     padded = np.pad(values, GAUSSIAN_REACH)
-    # With the padding, each axis can be filtered as one long row; two transpositions restore the order.
-    for _ in range(2):
-        padded = np.correlate(padded.ravel(), GAUSSIAN, mode="same").reshape(padded.shape).T
-    return padded[inside]
+    for axis in (0, 1):
+        lines, count = np.moveaxis(padded, axis, 0), values.shape[axis]
+        at = [lines[shift : shift + count] for shift in range(2 * GAUSSIAN_REACH + 1)]
+        blurred = HALF_GAUSSIAN[0] * at[GAUSSIAN_REACH]
+        for shift in range(1, GAUSSIAN_REACH + 1):
+            pair = at[GAUSSIAN_REACH - shift] + at[GAUSSIAN_REACH + shift]
+            pair *= HALF_GAUSSIAN[shift]
+            blurred += pair
+        padded = np.moveaxis(blurred, 0, axis)
+    return padded

@@ -1,0 +1,35 @@
+"""The compiled passes over pictures of `_native.c`, where the installation has them.
+
+NumPy does the same without, with the same bits: whoever asks for a compiled function keeps its counterpart beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+_API = 1
+"""The functions that this version calls: those of a library built from another version are not."""
+
+
+def _load() -> Any:
+    try:
+        from densecal.metrics import _native
+    except ImportError:  # installed without a compiler
+        return None
+    return _native if _native.API == _API else None
+
+
+native: Any = _load()
+"""The compiled module, or ``None``."""
+
+
+def takes(*arrays: NDArray[Any]) -> bool:
+    """Return whether there are compiled functions and they take these arrays: bytes or booleans, contiguous."""
+    return native is not None and all(a.dtype.itemsize == 1 and a.flags.c_contiguous and a.size for a in arrays)
+
+
+def takes_pictures(*arrays: NDArray[Any]) -> bool:
+    """Return whether there are compiled functions and they take these arrays: `takes`, and (H, W)."""
+    return takes(*arrays) and all(a.ndim == 2 for a in arrays)

@@ -1,0 +1,152 @@
+"""The compiled passes give the bits that NumPy gives, function by function and in whole evaluations."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sysconfig
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.ndimage import gaussian_filter
+
+from densecal.evaluation.folders import evaluate
+from densecal.evaluation.worker import Settings
+from densecal.metrics import compiled
+from densecal.metrics.calibration import CalibrationMeter
+from densecal.metrics.cases import neighbour_confidences
+from densecal.metrics.geometry import MAX_LIMIT, distance_squared
+from densecal.metrics.levels import boundary_zones
+from densecal.metrics.regions import object_size
+from densecal.metrics.segmentation import SegmentationMeter, _count_quadrants, count_levels
+from densecal.metrics.structure import centroid_cut, weighted_f_of_levels
+
+needs_native = pytest.mark.skipif(compiled.native is None, reason="installed without a compiler")
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a map and its mask: blobs or noise, any size from one pixel, also wider than a block of distances."""
+    shape = draw(st.tuples(st.integers(1, 40), st.integers(1, 150)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    noise = gaussian_filter(rng.normal(size=shape), draw(st.sampled_from([0.0, 1.0, 5.0])))
+    z = (noise - noise.mean()) / (noise.std() or 1.0)
+    mask = z > draw(st.sampled_from([-9.0, -1.0, 0.0, 1.0, 2.0, 9.0]))
+    levels = 255 / (1 + np.exp(-draw(st.sampled_from([0.0, 0.5, 2.0, 9.0])) * z - rng.normal(size=shape)))
+    return np.clip(levels.round() + draw(st.sampled_from([0, 30, -30])), 0, 255).astype(np.uint8), mask
+
+
+def figures(levels: np.ndarray, mask: np.ndarray) -> list[object]:
+    """Return what every compiled function is for."""
+    zones = boundary_zones(mask)
+    meter, scores = CalibrationMeter(), SegmentationMeter()
+    meter.update(levels, mask)
+    scores.update(levels, mask)
+    return [
+        count_levels(levels, mask).tolist(),
+        count_levels(levels, mask, zones, 3).tolist(),
+        _count_quadrants(levels, mask).tolist(),
+        zones.tolist(),
+        *(distance_squared(mask, limit).tolist() for limit in (1, 7, 100, MAX_LIMIT)),
+        centroid_cut(mask),
+        object_size(mask),
+        neighbour_confidences(np.maximum(levels, 255 - levels), levels > 127, None),
+        neighbour_confidences(levels, (levels // 50), None),
+        weighted_f_of_levels(levels, mask),
+        {name: sums.tolist() for name, sums in scores.exact_sums().integers().items()},
+        meter.sketch.to_bytes(),
+    ]
+
+
+@needs_native
+@given(pictures())
+@settings(max_examples=50, deadline=None)
+def test_every_function_gives_the_bits_of_numpy(pair: tuple[np.ndarray, np.ndarray]):
+    with_native = figures(*pair)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        without = figures(*pair)
+    for own, other in zip(with_native, without, strict=True):
+        assert repr(own) == repr(other)  # NaN equals NaN there
+
+
+@needs_native
+def test_large_pictures_are_scored_in_chunks_with_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("densecal.io.row_chunks.CHUNK", 900)
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:120, :90]
+    mask = np.hypot(y - 60, x - 40) < 35
+    levels = np.clip(mask * 200 + rng.normal(0, 60, mask.shape), 0, 255).astype(np.uint8)
+    scores = weighted_f_of_levels(levels, mask)
+    monkeypatch.setattr("densecal.io.row_chunks.CHUNK", 1 << 20)
+    assert scores == weighted_f_of_levels(levels, mask)
+    monkeypatch.setattr(compiled, "native", None)
+    assert scores == weighted_f_of_levels(levels, mask)
+
+
+def write_maps(folder, seed: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    for part in ("maps", "masks"):
+        (folder / part).mkdir()
+    for i in range(5):
+        shape = (int(rng.integers(5, 60)), int(rng.integers(5, 150)))
+        z = 9 * gaussian_filter(rng.normal(size=shape), 3)
+        mask = (z + rng.normal(0, 0.3, shape) > 0).astype(np.uint8)
+        p = 1 / (1 + np.exp(-3 * z))
+        if kind == "classes":
+            np.save(folder / "maps" / f"{i}.npy", np.stack([1 - p, 0.7 * p, 0.3 * p]).astype(np.float32))
+            mask[rng.random(shape) < 0.1] = 255
+        elif kind == "floats":
+            np.save(folder / "maps" / f"{i}.npy", p.astype(np.float32))
+            mask *= 255
+        else:
+            top, dtype = (255, np.uint8) if kind == "8 bits" else (65535, np.uint16)
+            Image.fromarray(np.rint(p * top).astype(dtype)).save(folder / "maps" / f"{i}.png")
+            mask *= 255
+            if i == 0:
+                mask[0, 0] = 128
+        Image.fromarray(mask).save(folder / "masks" / f"{i}.png")
+
+
+@needs_native
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("kind", ["8 bits", "16 bits", "floats", "classes"])
+def test_evaluations_are_the_same_byte_for_byte(kind: str, full: bool, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    write_maps(tmp_path, 3, kind)
+    options = Settings(full=full, classes=3 if kind == "classes" else None)
+    pages = []
+    for native in (compiled.native, None):
+        monkeypatch.setattr(compiled, "native", native)
+        pages.append(evaluate(tmp_path / "maps", tmp_path / "masks", settings=options).record.to_json())
+    assert json.dumps(pages[0]) == json.dumps(pages[1])
+
+
+@needs_native
+def test_arrays_of_another_size_are_refused():
+    native, mask = compiled.native, np.zeros((4, 5), bool)
+    with pytest.raises(ValueError, match="found 20 bytes"):
+        native.distance_squared(mask, np.zeros((4, 6), np.uint16), 4, 6, 3)
+    with pytest.raises(ValueError, match="found 40 bytes"):
+        native.distance_squared(mask.astype(np.uint16), np.zeros((4, 5), np.uint16), 4, 5, 3)
+    with pytest.raises(ValueError, match="limit"):
+        native.distance_squared(mask, np.zeros((4, 5), np.uint16), 4, 5, MAX_LIMIT + 1)
+    with pytest.raises(ValueError, match="contiguous"):
+        native.count_objects(np.asfortranarray(mask), 4, 5)
+    with pytest.raises(ValueError, match="rows 0 to 5"):
+        native.missed(mask, mask, np.zeros(256), np.zeros(4), 4, 5, 0, 5)
+    with pytest.raises(ValueError, match="picture"):
+        native.count_objects(mask, -4, -5)
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    if compiled.native is not None:
+        monkeypatch.setattr(compiled.native, "API", compiled._API + 1)
+    assert compiled._load() is None
+
+
+def test_it_is_compiled_where_there_is_a_compiler():
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    assert compiled.native is not None or shutil.which(compiler) is None
