@@ -207,7 +207,8 @@ def _least_patch(values: NDArray[Any], valid: Mask | None) -> float:
     """Return the least mean of all patches; patches of which half or more is void are left out."""
     if valid is None and compiled.takes_pictures(values) and values.dtype == np.uint8:
         sides = [min(_PATCH, length) for length in values.shape]
-        return float(compiled.native.patch_minimum(values, *values.shape, *sides)) / math.prod(sides)
+        least = compiled.native.patch_minimum(values, *values.shape, *sides)
+        return float(least / math.prod(sides))
     counted = values if valid is None else np.where(valid, values, values.dtype.type(0))
     sums = _patch_sums(counted) if values.dtype.kind == "f" else _level_sums(counted)
     size = math.prod(min(_PATCH, length) for length in values.shape)

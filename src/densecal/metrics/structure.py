@@ -201,7 +201,7 @@ def _sum_by_distance(levels: NDArray[np.uint8], distance: NDArray[np.uint16]) ->
         sums = np.zeros(size, np.int64)
         compiled.native.sum_by_distance(levels, distance, sums, levels.size, size)
         return sums.astype(np.float64)
-    return np.bincount(distance.ravel(), levels.ravel(), size)
+    return np.asarray(np.bincount(distance.ravel(), levels.ravel(), size), np.float64)
 
 
 def _missed(error: Floats, mask: Mask) -> float:
