@@ -23,7 +23,7 @@ import yaml
 from PIL import Image
 
 from densecal.benchmark.matrix import load_matrix
-from densecal.benchmark.plan import Plan, finished
+from densecal.benchmark.plan import Plan, is_finished
 from densecal.data.packed import open_packed
 from densecal.data.scenes import generate, write
 from densecal.training import checkpoint
@@ -108,7 +108,7 @@ def _whole_cells(matrix: Path, out: Path, before: object) -> dict[str, bytes]:
     """Check that every result file is that of a finished cell, and that earlier ones are unchanged."""
     tasks = {str(cell.result): cell for cell in Plan(load_matrix(matrix), out).untuned}
     results = {str(path): path.read_bytes() for path in sorted(out.glob("cells/*/*/result.json"))}
-    assert all(finished(tasks[path]) for path in results)
+    assert all(is_finished(tasks[path]) for path in results)
     kept = before if isinstance(before, dict) else {}
     assert {path: results.get(path) for path in kept} == kept
     return results

@@ -22,7 +22,7 @@ from safetensors.torch import save as to_safetensors
 from densecal import posthoc
 from densecal.benchmark.matrix import load_matrix
 from densecal.benchmark.plan import VERSION as RESULT_VERSION
-from densecal.benchmark.plan import Plan, finished, read_result
+from densecal.benchmark.plan import Plan, is_finished, read_result
 from densecal.benchmark.summary import summarise
 from densecal.data import open_source, pack
 from densecal.data.blocks import BlockChecksums
@@ -552,7 +552,7 @@ def _results(scratch: Path) -> Reader:
     def read(folder: Path) -> None:
         task = Plan(matrix, folder).untuned[0]
         read_result(task)
-        finished(task)
+        is_finished(task)
         summarise(matrix, folder, "command")
 
     return Reader("benchmark result", [files], read, mutations.wrong_json)
