@@ -356,7 +356,9 @@ def test_records_of_every_kind_are_drawn(browser, folder, page):
     browser.open(folder / "classes.html")
     assert browser.complaints == []
     assert "#threshold" not in browser.run("[...document.querySelectorAll('nav a')].map(a => a.hash)")
-    assert texts(browser, "#classes tbody th") == ["road", "sky & <b>", "car"]
+    tables = '#classes [aria-label="{}"] tbody th'
+    assert texts(browser, tables.format("Table of classes")) == ["road", "sky & <b>", "car"]
+    assert texts(browser, tables.format("Table of the most probable classes")) == ["2"]
     select = "document.getElementById('class')"
     browser.run(f"{select}.value = '1'; {select}.dispatchEvent(new Event('change'))")
     browser.settle()
