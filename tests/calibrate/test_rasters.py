@@ -6,6 +6,7 @@ import json
 from operator import attrgetter
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import rasterio
@@ -16,7 +17,8 @@ from rasterio.transform import from_origin
 
 from densecal import load_calibrator
 from densecal.calibrate import folders
-from densecal.io.map_files import read_map
+from densecal.io.map_files import read_map, read_stored_map
+from densecal.io.map_options import MapOptions
 from tests.running import run
 
 K = 3
@@ -176,6 +178,35 @@ def test_a_zarr_array_stays_one(tmp_path):
     np.testing.assert_allclose(
         zarr.open_array(str(tmp_path / "out/a.zarr"), mode="r")[:], expected_of(p, K).reshape(p.shape), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("classes", [1, K])
+@pytest.mark.parametrize("of_image", [True, False])
+def test_zarr_maps_keep_their_pixels_without_data(tmp_path, classes, of_image):
+    p = draw(40, 50) if classes > 1 else draw(40, 50)[1]
+    void = np.zeros((40, 50), bool)
+    void[3:7, 10:] = True
+    path, stored = tmp_path / "maps/a.zarr", np.where(void, np.float32(-9999), p)
+    if of_image:
+        image(path, stored, "cyx" if classes > 1 else "yx", 3)
+        zarr.open_array(str(path / "full")).attrs["_FillValue"] = -9999
+    else:
+        zarr.create_array(str(path), data=stored, attributes={"_FillValue": -9999})
+    assert apply(tmp_path, classes)[0] == 0
+    written = read_stored_map(tmp_path / "out/a.zarr", classes, 10_000, MapOptions())
+    assert np.array_equal(written.void, void)
+    np.testing.assert_allclose(written.values[..., ~void], cooled(p)[..., ~void], atol=1e-6)
+    assert np.isnan(zarr.open_array(str(tmp_path / "out/a.zarr" / ("0" if of_image else "")))[:][..., void]).all()
+
+
+def test_pixels_without_data_are_not_written_as_if_they_had_some(tmp_path):
+    (tmp_path / "maps").mkdir()
+    with h5py.File(tmp_path / "maps/a.h5", "w") as file:
+        file.create_dataset("p", data=np.arange(256, dtype=np.uint8).reshape(16, 16)).attrs["_FillValue"] = 255
+    code, err = apply(tmp_path, 1)
+    assert code == 2
+    assert "a.h5: pixels without data; expected GeoTIFF or Zarr, which can mark them in the calibrated map" in err
+    assert not list((tmp_path / "out").glob("*"))
 
 
 @pytest.mark.parametrize("version", [2, 3])

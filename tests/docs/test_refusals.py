@@ -90,6 +90,11 @@ def scaled(stem: Path) -> None:
         file.create_dataset("p", data=(FLAT * 10000).astype(np.uint16)).attrs["scale_factor"] = 0.0001
 
 
+def damaged_fill(stem: Path) -> None:
+    with h5py.File(f"{stem}.h5", "w") as file:
+        file.create_dataset("p", data=(FLAT * 255).astype(np.uint8)).attrs["_FillValue"] = -1
+
+
 def nested_shards(stem: Path) -> None:
     codec = ShardingCodec(chunk_shape=(2, 5), codecs=[ShardingCodec(chunk_shape=(1, 5))])
     options = {"shape": FLAT.shape, "chunks": FLAT.shape, "dtype": FLAT.dtype, "compressors": None}
@@ -173,6 +178,7 @@ REFUSALS: list[Refusal] = [
     (pair(turned), FOREGROUND, "rientation"),
     (pair(filtered), FOREGROUND, "a.h5: the filter 6; expected values compressed by gzip or lzf"),
     (pair(scaled), FOREGROUND, "a.h5: numbers to be multiplied by 0.0001 and increased by 0; expected the results"),
+    (pair(damaged_fill), FOREGROUND, "a.h5: the attribute _FillValue = -1; expected a single number of type uint8"),
     (pair(nested_shards), FOREGROUND, "a.zarr: shards within shards; expected one level of shards"),
     (pair(lzw_pages), ("maps", "masks", "--classes", "2"), "LZW"),
     (volume_pair(moved), FOREGROUND, "a spacing of (3, 0.9, 0.8); expected (2.5, 0.9, 0.8), as its mask has"),

@@ -113,6 +113,130 @@ def test_a_pixel_without_data_in_one_class_is_void(tmp_path, none):
     assert record.pixels == 20 * 24 - 2
 
 
+def store(path: Path, array: np.ndarray, attributes: dict[str, object], **more: object) -> Path:
+    """Write HDF5 for the suffix .h5, Zarr for .v2 and .v3; return the path."""
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("p", data=array, chunks=(*array.shape[:-2], 5, 9)).attrs.update(attributes)
+        return path
+    options = {"shape": array.shape, "chunks": (*array.shape[:-2], 5, 9), "dtype": array.dtype, **more}
+    target = path.with_suffix(".zarr")
+    zarr.create_array(str(target), attributes=attributes, zarr_format=int(path.suffix[2]), **options)[:] = array
+    return target
+
+
+ARRAYS = pytest.mark.parametrize("suffix", ["h5", "v2", "v3"])
+
+
+@ARRAYS
+@pytest.mark.parametrize("metrics", ["full", "fast"])
+@pytest.mark.parametrize(
+    ("kind", "attributes", "none"),
+    [
+        ("uint8", {"_FillValue": 255}, [255]),
+        ("uint8", {"_FillValue": [0]}, [0]),
+        ("uint16", {"missing_value": 65535}, [65535]),
+        ("uint16", {"_FillValue": 7, "missing_value": 7.0}, [7]),
+        ("float32", {"_FillValue": np.nan}, [np.nan]),
+        ("float32", {"_FillValue": -9999, "missing_value": 1e20}, [-9999, 1e20]),
+        (">f8", {"_FillValue": 0.1}, [0.1]),
+    ],
+)
+def test_attributes_mark_pixels_without_data(tmp_path, monkeypatch, suffix, metrics, kind, attributes, none):
+    monkeypatch.setattr(slabs, "LARGE", 1)  # with fast metrics
+    counted = []
+    for case in range(2):
+        rng = np.random.default_rng(case)
+        scale = 1 if "f" in kind else np.iinfo(kind).max
+        stored = (rng.random(SHAPE) * scale).astype(kind)
+        y = (rng.random(SHAPE) < stored / scale).astype(np.uint8)
+        void, untrue = rng.random((2, *SHAPE)) < 0.2
+        stored[void] = rng.choice(none, void.sum())
+        p = stored / scale
+        valid = ~(np.isnan(stored) | np.isin(stored, np.array(none, kind)) | untrue)
+        store(tmp_path / f"maps/{case}.{suffix}", stored, attributes)
+        store(tmp_path / f"masks/{case}.{suffix}", np.where(untrue, 255, y).astype(np.uint8), {"_FillValue": 255})
+        counted.append((p[valid].astype(np.float64), y[valid]))
+    record = evaluate(tmp_path / "maps", tmp_path / "masks", settings=Settings(full=metrics == "full")).record
+    p, y = (np.concatenate([pair[i] for pair in counted]) for i in (0, 1))
+    assert record.pixels == p.size
+    expected = equal_width(np.maximum(p, 1 - p), ((p > 0.5) == y).astype(float), 10)["ece"]
+    assert record.calibration["ece_ew"] == pytest.approx(expected, abs=1e-12)
+    dice = [2 * ((a > 0.5) & (b == 1)).sum() / ((a > 0.5).sum() + b.sum()) for a, b in counted]
+    assert record.segmentation["dice_image_mean"] == pytest.approx(np.mean(dice), abs=1e-12)
+    assert f"{2 * 20 * 24 - p.size} pixels of 2 images have no data, as their files say" in record.warnings[-1]
+
+
+@ARRAYS
+@pytest.mark.parametrize("metrics", ["full", "fast"])
+@pytest.mark.parametrize(("none", "label"), [(-1.0, 0), (np.nan, -1), (0.0, 2)])
+def test_attributes_mark_pixels_of_classes(tmp_path, monkeypatch, suffix, metrics, none, label):
+    """A value that a class may have too, such as 0, means no data only where all classes have it."""
+    monkeypatch.setattr(slabs, "LARGE", 1)  # with fast metrics
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([0.5, 1, 2], SHAPE).transpose(2, 0, 1)
+    p[:, :5] = [[[1]], [[0]], [[0]]]
+    y = rng.integers(0, 3, SHAPE).astype(np.int16)
+    void = rng.random(SHAPE) < 0.2
+    y[rng.random(SHAPE) < 0.1] = label
+    valid = ~void & (y != label)
+    store(tmp_path / f"maps/a.{suffix}", np.where(void, none, p), {"_FillValue": none})
+    store(tmp_path / f"masks/a.{suffix}", y, {"missing_value": label})
+    settings = Settings(classes=3, full=metrics == "full")
+    record = evaluate(tmp_path / "maps", tmp_path / "masks", settings=settings).record
+    assert record.pixels == valid.sum()
+    p, y = p[:, valid], y[valid]
+    expected = equal_width(p.max(axis=0), (p.argmax(axis=0) == y).astype(float), 10)["ece"]
+    assert record.calibration["ece_ew"] == pytest.approx(expected, abs=1e-12)
+
+
+@ARRAYS
+def test_masks_of_floats_may_have_no_data(tmp_path, suffix):
+    y = np.indices(SHAPE).sum(axis=0) % 3 - 1.0
+    y[y < 0] = np.nan
+    store(tmp_path / f"masks/a.{suffix}", y, {"_FillValue": np.nan})
+    store(tmp_path / f"maps/a.{suffix}", np.full(SHAPE, 0.7), {})
+    record = evaluate(tmp_path / "maps", tmp_path / "masks").record
+    assert record.pixels == np.isfinite(y).sum()
+    assert record.calibration["ece_ew"] == pytest.approx(0.7 - np.nanmean(y), abs=1e-12)
+
+
+@pytest.mark.parametrize(("text", "none"), [("AAAAAAAA+H8=", np.nan), ("AAAAAICHw8A=", -9999), ("NaN", np.nan)])
+def test_floats_that_zarr_stores_as_text_mark_pixels(tmp_path, text, none):
+    """Xarray writes floats so, in base64, in format 3."""
+    p = np.full(SHAPE, 0.25, np.float32)
+    p[3, :7] = none
+    store(tmp_path / "maps/a.v3", p, {"_FillValue": text})
+    write(tmp_path / "masks/a.tif", np.zeros(SHAPE, np.uint8))
+    assert evaluate(tmp_path / "maps", tmp_path / "masks").record.pixels == 20 * 24 - 7
+
+
+@pytest.mark.parametrize("suffix", ["v2", "v3"])
+def test_the_fill_value_of_chunks_marks_nothing(tmp_path, suffix):
+    levels = np.zeros(SHAPE, np.uint8)
+    levels[10:] = 200
+    for none in (0, 200):
+        path = store(tmp_path / f"{none}.{suffix}", levels, {}, fill_value=none)
+        assert np.array_equal(read_map(path), levels)
+
+
+@ARRAYS
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        *(("uint8", value) for value in ("255", [1, 2], [], -1, 256, 1.5, np.nan, True)), ("int64", 1e30),
+        *(("float32", value) for value in ("none", "AAAA", [0.0, 1.0], 1e39, False)), ("bool", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["_FillValue", "missing_value"])
+def test_attributes_that_are_not_a_number_of_the_array_are_refused(tmp_path, suffix, kind, given, key):
+    path = store(tmp_path / f"a.{suffix}", np.zeros(SHAPE, kind), {key: given})
+    message = rf"a\.\w+: the attribute {key} = .*; expected a single number of type {kind}$"
+    with pytest.raises(InputError, match=message):
+        read_map(path)
+
+
 @pytest.mark.parametrize("attribute", ["scale", "offset"])
 @pytest.mark.parametrize("kind", ["tif", "nowhere.tif", "h5", "v2", "v3"])
 def test_numbers_that_stand_for_others_are_refused(tmp_path, kind, attribute):

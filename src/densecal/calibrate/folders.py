@@ -246,6 +246,8 @@ def _kind(source: Path) -> str | None:
 def _write(stem: Path, p: Array, source: Path, space: int, void: NDArray[np.bool_] | None) -> None:
     """Write a calibrated map, in the format of its source if that says where pixels lie."""
     kind, command = _kind(source), "calibrate apply"
+    if void is not None and kind not in ("tif", "zarr"):
+        raise InputError(source, "pixels without data", "GeoTIFF or Zarr, which can mark them in the calibrated map")
     if kind is None or (space == 2 and kind not in ("tif", "zarr")):
         write_plane(stem, p, command)
         return
@@ -254,7 +256,7 @@ def _write(stem: Path, p: Array, source: Path, space: int, void: NDArray[np.bool
     if kind == "tif":
         write_raster(path, p, void, source, command)
     elif kind == "zarr":
-        write_zarr(path, p, space, source, command)
+        write_zarr(path, p, void, space, source, command)
     else:
         write_volume(stem, p, source, command)
 

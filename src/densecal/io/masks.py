@@ -290,8 +290,8 @@ def to_levels(
     array: NDArray[Any], void: NDArray[np.bool_] | None, name: str
 ) -> tuple[Levels, NDArray[np.bool_] | None]:
     """Return whole numbers from 0 to 255 as uint8, 0 where there is no data, and the pixels without data, if any."""
-    levels = array.astype(np.uint8)
     with np.errstate(invalid="ignore"):
+        levels = array.astype(np.uint8)
         differs = levels != array
     if void is not None:
         differs &= ~void

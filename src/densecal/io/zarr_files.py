@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,15 @@ _SIDES = {2: 512, 3: 64}
 Json = dict[str, Any]
 
 
-def write_zarr(folder: Path, values: NDArray[Any], space: int, source: Path, command: str) -> None:
+def write_zarr(
+    folder: Path, values: NDArray[Any], void: NDArray[np.bool_] | None, space: int, source: Path, command: str
+) -> None:
     """Write a map as a Zarr array, or as an OME-Zarr image of one resolution if its source is one.
 
     Args:
         folder: The folder that is the array or the image.
-        values: (space) or (K, space).
+        values: Floats, (space) or (K, space).
+        void: (space), the pixels without data.
         space: Number of spatial axes.
         source: The map whose axes and scale are kept.
         command: The command that writes it, by which it recognises its files.
@@ -34,10 +39,15 @@ def write_zarr(folder: Path, values: NDArray[Any], space: int, source: Path, com
     about, attributes = read_metadata(source)
     mark: Json = {"densecal": software(command).removeprefix("densecal ")}
     scales = attributes.get("ome", attributes).get("multiscales") if is_group(about) else None
+    no_data: Json = {}
+    if void is not None:
+        values = np.where(void, values.dtype.type(np.nan), values)
+        # the bytes of NaN, because JSON has no NaN; xarray stores and expects it in this way
+        no_data = {"_FillValue": base64.b64encode(struct.pack("<d", np.nan)).decode()}
     if not scales:
-        _write_array(folder, values, space, mark)
+        _write_array(folder, values, space, mark | no_data)
         return
-    _write_array(folder / "0", values, space, {})
+    _write_array(folder / "0", values, space, no_data)
     image = _image(scales[0], values.ndim > space, space)
     group = mark | {"ome": {"version": "0.5", "multiscales": [image]}}
     _write_json(folder, {"attributes": group, "zarr_format": 3, "node_type": "group"})

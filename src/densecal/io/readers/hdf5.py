@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable, refuse_scaled
+from densecal.io.readers.stored import (
+    check_numbers,
+    check_size,
+    choose_array,
+    find_void,
+    missing_extra,
+    readable,
+    refuse_scaled,
+    void_marks,
+)
 from densecal.io.urls import open_bytes
 
 _EXPECTED = "a complete HDF5 file"
@@ -38,6 +47,7 @@ class _Dataset:
         self._dataset, self._name = dataset, name
         self.shape: tuple[int, ...] = dataset.shape
         self.dtype: np.dtype[Any] = dataset.dtype
+        self._marks = void_marks(dataset.attrs, self.dtype, name)
 
     def read(self, window: Window = ()) -> NDArray[Any]:
         """Read values from the file."""
@@ -66,8 +76,9 @@ class _Dataset:
                 if len(zlib.decompressobj().decompress(stored, size + _MORE + 1)) > size + _MORE:
                     raise InputError(self._name, "a chunk that is longer than declared", _EXPECTED)
 
-    def read_void(self, window: Window = ()) -> None:
-        """Return ``None``: such files do not mark values as missing."""
+    def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
+        """Return where the attributes say that there is no data."""
+        return find_void(self.read(window), self._marks) if self._marks else None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -144,6 +144,39 @@ def refuse_scaled(factor: Any, offset: Any, name: str, how: str = "") -> None:
     if not (np.all(np.asarray(factor) == 1) and np.all(np.asarray(offset) == 0)):
         found = f"numbers to be multiplied by {factor} and increased by {offset}"[:120]
         raise InputError(name, found, f"the results as floats{how}")
+
+
+def void_marks(attributes: Mapping[str, Any], dtype: np.dtype[Any], name: str) -> list[Any]:
+    """Return the values that mark elements without data, by the conventions of netCDF: those of two attributes.
+
+    Raises:
+        InputError: An attribute is not a single number that the type of the array can hold.
+    """
+    marks = []
+    for key in ("_FillValue", "missing_value"):
+        given = attributes.get(key)
+        if given is None:
+            continue
+        items = np.array(given, dtype=object).reshape(-1)
+        value = np.asarray(items[0] if items.size == 1 else None)
+        fits = value.ndim == 0 and value.dtype.kind in ("b" if dtype.kind == "b" else "iuf")
+        if fits:
+            with np.errstate(all="ignore"):
+                mark = value.astype(dtype)[()]
+            # floats are rounded to the type of the array
+            fits = np.isinf(mark) == np.isinf(value) if dtype.kind == "f" else mark.item() == value.item()
+        if not fits:
+            raise InputError(name, f"the attribute {key} = {given}"[:120], f"a single number of type {dtype}")
+        marks.append(mark)
+    return marks
+
+
+def find_void(values: Array, marks: list[Any]) -> NDArray[np.bool_]:
+    """Return which values equal a mark. NaN equals NaN."""
+    void = np.zeros(values.shape, bool)
+    for mark in marks:
+        void |= np.isnan(values) if np.isnan(mark) else values == mark
+    return void
 
 
 def refuse_key(key: str | None, name: str, actual: str) -> None:

@@ -6,7 +6,9 @@ companions numcodecs and google-crc32c decompress them.
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,7 +21,16 @@ from numpy.typing import NDArray
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
 from densecal.io.readers.protocol import Window
-from densecal.io.readers.stored import check_numbers, check_size, choose_array, missing_extra, readable, refuse_scaled
+from densecal.io.readers.stored import (
+    check_numbers,
+    check_size,
+    choose_array,
+    find_void,
+    missing_extra,
+    readable,
+    refuse_scaled,
+    void_marks,
+)
 from densecal.io.readers.zarr_chunks import Chain
 from densecal.io.readers.zarr_metadata import EXPECTED, Layout, array_names, is_group, layout, parts, read_metadata
 from densecal.io.regular import kind_of
@@ -33,8 +44,10 @@ _MILLIMETRES = {
 class _ZarrArray:
     """An array of a Zarr folder, without its time axis, which must have length 1."""
 
-    def __init__(self, stored: Layout, name: str, axes: list[dict[str, Any]], geometry: Geometry | None) -> None:
-        self._stored, self._name = stored, name
+    def __init__(
+        self, stored: Layout, name: str, axes: list[dict[str, Any]], geometry: Geometry | None, marks: list[Any]
+    ) -> None:
+        self._stored, self._name, self._marks = stored, name, marks
         self.geometry = geometry
         self.dtype: np.dtype[Any] = stored.chain.dtype.newbyteorder("=")
         kinds = [axis.get("type", "space") for axis in axes] or ["space"] * len(stored.shape)
@@ -58,8 +71,9 @@ class _ZarrArray:
                     values[outside] = chunk[inside]
         return values.squeeze(self._times)
 
-    def read_void(self, window: Window = ()) -> None:
-        """Return ``None``: such files do not mark values as missing."""
+    def read_void(self, window: Window = ()) -> NDArray[np.bool_] | None:
+        """Return where the attributes say that there is no data."""
+        return find_void(self.read(window), self._marks) if self._marks else None
 
     def _chunk(self, position: tuple[int, ...]) -> NDArray[Any] | None:
         """Return the values of a chunk; ``None`` where it is not stored, because all are the fill value."""
@@ -113,10 +127,22 @@ def open_zarr(path: Path, key: str | None, max_values: int) -> Iterator[_ZarrArr
         check_size(stored.chain.shape, name, max(max_values, 1 << 22))
         if stored.index is not None:
             check_size(stored.index.shape, name, max(max_values, 1 << 22))
-        array = _ZarrArray(stored, name, axes, geometry)
+        dtype = stored.chain.dtype.newbyteorder("=")
+        given = {key: _as_float(value) for key, value in attributes.items()} if dtype.kind == "f" else attributes
+        array = _ZarrArray(stored, name, axes, geometry, void_marks(given, dtype, name))
         if math.prod(stored.shape) != math.prod(array.shape):
             raise InputError(name, "several points in time", "a single point in time")
     yield array
+
+
+def _as_float(value: Any) -> Any:
+    """Return a float that is stored as text: NaN, infinity, or its bytes in base64, as xarray writes them."""
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    try:
+        return struct.unpack("<d", base64.b64decode(value, validate=True))[0]
+    except (TypeError, ValueError, struct.error):
+        return value
 
 
 def _inside(folder: Path, name: str) -> Path:
