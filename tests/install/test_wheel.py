@@ -18,8 +18,8 @@ from tests.install.files import commands, write_files
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DATA = [path for path in (ROOT / "src/densecal").rglob("*") if path.suffix not in ("", ".py", ".pyc")]
-"""Recipes, matrices, lists, templates and the files of the page."""
+DATA = [path for path in (ROOT / "src/densecal").rglob("*") if path.suffix not in ("", ".py", ".pyc", ".so", ".pyd")]
+"""Recipes, matrices, lists, templates, the files of the page and the source in C."""
 
 
 def extra(name: str) -> dict[str, Requirement]:
