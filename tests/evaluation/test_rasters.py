@@ -221,6 +221,22 @@ def test_the_fill_value_of_chunks_marks_nothing(tmp_path, suffix):
         assert np.array_equal(read_map(path), levels)
 
 
+@pytest.mark.parametrize(("kind", "none"), [("uint8", 255), ("uint8", None), ("float32", np.nan)])
+def test_the_fill_value_marks_pixels_of_arrays_that_xarray_wrote_in_format_2(tmp_path, kind, none):
+    """Xarray writes null where it has no _FillValue."""
+    p = np.full(SHAPE, 0.25 if kind == "float32" else 255, kind)
+    if kind == "float32":
+        p[3, :7] = none
+    else:
+        p[4:] = 51
+    path = store(tmp_path / "maps/a.v2", p, {"_ARRAY_DIMENSIONS": ["y", "x"]}, fill_value=none)
+    about = json.loads((path / ".zarray").read_text())
+    (path / ".zarray").write_text(json.dumps(about | {"fill_value": "NaN" if kind == "float32" else none}))
+    write(tmp_path / "masks/a.tif", np.zeros(SHAPE, np.uint8))
+    void = {255: 4 * SHAPE[1], None: 0}.get(none, 7)
+    assert evaluate(tmp_path / "maps", tmp_path / "masks").record.pixels == p.size - void
+
+
 @ARRAYS
 @pytest.mark.parametrize(
     ("kind", "given"),

@@ -128,6 +128,8 @@ def open_zarr(path: Path, key: str | None, max_values: int) -> Iterator[_ZarrArr
         if stored.index is not None:
             check_size(stored.index.shape, name, max(max_values, 1 << 22))
         dtype = stored.chain.dtype.newbyteorder("=")
+        if about.get("zarr_format") == 2 and "_ARRAY_DIMENSIONS" in attributes:  # xarray puts _FillValue there
+            attributes = {"_FillValue": about.get("fill_value"), **attributes}
         given = {key: _as_float(value) for key, value in attributes.items()} if dtype.kind == "f" else attributes
         array = _ZarrArray(stored, name, axes, geometry, void_marks(given, dtype, name))
         if math.prod(stored.shape) != math.prod(array.shape):
