@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,24 @@ def test_pixels_are_counted_as_on_a_cpu():
     actual, expected = (meters[device].compute().as_dict() for device in ("cuda", "cpu"))
     for name in expected.keys() - {"ci"}:
         assert actual[name] == pytest.approx(expected[name], abs=1e-12), name
+
+
+@pytest.mark.parametrize("library", ["cupy", "jax.numpy"])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_arrays_of_other_libraries_are_counted_on_the_device(library, classes, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the memory
+    others = pytest.importorskip(library)
+    random = torch.Generator().manual_seed(0)
+    p = torch.rand(2, classes, 60, 70, generator=random)
+    p = p if classes == 1 else p.softmax(1)
+    masks = torch.randint(0, max(classes, 2), (2, 60, 70), generator=random, dtype=torch.uint8)
+    meters = [CalibrationMeter(num_classes=classes, boundary=False) for _ in range(2)]
+    meters[0].update(p.cuda(), masks.cuda())
+    meters[1].update(others.asarray(p.numpy()), others.asarray(masks.numpy()))
+    assert all(meter.sketch._counted.device for meter in meters)  # no host has counted
+    ours, theirs = (meter.state_dict() for meter in meters)
+    for name, table in ours.items():
+        assert np.array_equal(table, theirs[name]), name
 
 
 def test_a_run_trains_with_kernels_as_it_does_without(tmp_path):
