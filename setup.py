@@ -10,7 +10,8 @@ OPTIONS = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11", "-ffp-cont
 
 NATIVE = Extension(
     "densecal.metrics._native",
-    ["src/densecal/metrics/_native.c"],
+    ["src/densecal/metrics/_native.c", "src/densecal/metrics/_float_tables.c"],
+    depends=["src/densecal/metrics/_native.h"],
     extra_compile_args=OPTIONS,
     py_limited_api=True,
     optional=True,

@@ -29,7 +29,7 @@ from torchmetrics.classification import BinaryCalibrationError, MulticlassCalibr
 from densecal.evaluation.folders import CHUNK, evaluate
 from densecal.evaluation.worker import Settings
 from densecal.metrics import CalibrationMeter, SegmentationMeter, compiled
-from densecal.metrics.confusion import ConfusionMeter
+from densecal.metrics.confusion import ConfusionMeter, winners
 from densecal.metrics.levels import level_rows
 from densecal.metrics.segmentation import count_levels
 
@@ -96,7 +96,7 @@ def ours_by_class(p, y):
     """Compute top-label, top-k and class-wise calibration, Brier score, NLL and the confusion matrix."""
     meter, confusion = CalibrationMeter(num_classes=CLASSES, boundary=False), ConfusionMeter(CLASSES)
     meter.update(p[None], y[None])
-    confusion.update(p.argmax(axis=0).astype(np.uint8), y, 255)
+    confusion.update(winners(p)[0], y, 255)
     return meter, confusion.compute()
 
 

@@ -13,9 +13,10 @@ from scipy.ndimage import gaussian_filter
 
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
-from densecal.metrics import compiled
+from densecal.metrics import compiled, sketch
 from densecal.metrics.calibration import CalibrationMeter
 from densecal.metrics.cases import neighbour_confidences
+from densecal.metrics.confusion import ConfusionMeter, winners
 from densecal.metrics.geometry import MAX_LIMIT, distance_squared
 from densecal.metrics.levels import boundary_zones
 from densecal.metrics.regions import object_size
@@ -85,6 +86,97 @@ def test_large_pictures_are_scored_in_chunks_with_the_same_bits(monkeypatch: pyt
     assert scores == weighted_f_of_levels(levels, mask)
 
 
+def softmax_maps(rng: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Return probabilities of K classes (B, K, H, W), some of which are tied, certain or on an edge of a bin."""
+    z = rng.normal(size=shape) * rng.choice([1, 10, 40])
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[:, :, 0, 0] = 1 / shape[1]
+    p[:, :, -1, -1] = 0
+    p[:, -1, -1, -1] = 1
+    p[0, :2, 0, -1], p[0, 2:, 0, -1] = (0.7, 0.3), 0
+    p = p.astype(dtype)
+    p[0, -1, -1, -1] += 1e-7  # 1.0000001, which float32 softmaxes give
+    return p
+
+
+@needs_native
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from([2, 3, 6, 19]), st.sampled_from([np.float32, np.float64]),
+    st.booleans(), st.booleans(), st.sampled_from([1, 10, 15, 300]), st.sampled_from([100, 1 << 20]),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_softmax_maps_are_counted_with_the_bits_of_numpy(seed, classes, dtype, void, boundary, bins, exact_pixels):
+    states = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sketch, "EXACT_PIXELS", exact_pixels)
+        patch.setattr(sketch, "_CHUNK", 1 << 9)  # images of several parts
+        for native in (compiled.native, None):
+            patch.setattr(compiled, "native", native)
+            rng, meter = np.random.default_rng(seed), CalibrationMeter(bins, classes, boundary=boundary)
+            for label_type in (np.uint8, np.int64):
+                p = softmax_maps(rng, (2, classes, *rng.integers(2, 40, 2)), dtype)
+                y = rng.integers(0, classes, (2, *p.shape[2:])).astype(label_type)
+                if void:
+                    y[rng.random(y.shape) < 0.3] = 255
+                    p[np.broadcast_to((y == 255)[:, None], p.shape)] = rng.choice([np.nan, np.inf, -3])
+                meter.update(p, y)
+            states.append((meter.state_dict(), meter.sketch.to_bytes()))
+    for name, table in states[0][0].items():
+        np.testing.assert_array_equal(table, states[1][0][name], err_msg=name)
+    assert states[0][1] == states[1][1]
+
+
+@needs_native
+@pytest.mark.parametrize("value", [np.nan, 1.1, -0.1, np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_are_no_probabilities_is_refused_and_not_counted(value, dtype, monkeypatch: pytest.MonkeyPatch):
+    good = softmax_maps(np.random.default_rng(0), (1, 3, 30, 30), dtype)
+    labels, messages = good.argmax(axis=1), []
+    for native in (compiled.native, None):
+        monkeypatch.setattr(compiled, "native", native)
+        meter = CalibrationMeter(num_classes=3)
+        meter.update(good, labels)
+        before = meter.sketch.to_bytes()
+        for wrong in (value, 0.5):  # outside [0, 1], or a sum that is not 1
+            bad = good.copy()
+            bad[0, :, 20, 7] = wrong
+            with pytest.raises(ValueError, match="probabilities") as error:
+                meter.update(bad, labels)
+            messages.append(str(error.value))
+        assert meter.sketch.to_bytes() == before
+    assert messages[:2] == messages[2:]
+
+
+@needs_native
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 19, 256]), st.sampled_from([np.float32, np.float64]))
+@settings(max_examples=30, deadline=None)
+def test_winners_and_pairs_of_classes_are_those_of_numpy(seed, classes, dtype):
+    rng, results = np.random.default_rng(seed), []
+    p = rng.integers(0, 9, (classes, *rng.integers(1, 40, 2))).astype(dtype)  # many ties
+    y = rng.integers(0, classes, p.shape[1:]).astype(np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        for native in (compiled.native, None):
+            patch.setattr(compiled, "native", native)
+            winner, largest = winners(p)
+            assert largest.dtype == dtype
+            meter = ConfusionMeter(classes)
+            for void in (None, 1, 255):
+                meter.update(winner, y, void)
+            results.append([winner.tolist(), largest.tolist(), meter.exact_sums().values()["matrix"].tolist()])
+    assert results[0] == results[1]
+
+
+@needs_native
+def test_a_label_that_is_no_class_is_refused_before_it_is_counted():
+    meter = ConfusionMeter(3)
+    predicted = np.array([0, 1, 3], np.uint8)
+    for first, second in ((predicted, predicted * 0), (predicted * 0, predicted)):
+        with pytest.raises(ValueError, match="found 0 to 3; expected 0 to 2"):
+            meter.update(first, second)
+    assert not meter.exact_sums().values()["matrix"].any()
+
+
 def write_maps(folder, seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
     for part in ("maps", "masks"):
@@ -137,6 +229,21 @@ def test_arrays_of_another_size_are_refused():
         native.missed(mask, mask, np.zeros(256), np.zeros(4), 4, 5, 0, 5)
     with pytest.raises(ValueError, match="picture"):
         native.count_objects(mask, -4, -5)
+    p, byte, table = np.zeros((3, 20), np.float32), np.zeros(20, np.uint8), np.zeros((1, 10, 4), np.int64)
+    with pytest.raises(ValueError, match="expected 20 floats"):
+        native.tally(byte, byte, None, table, None, 20, 1, 10, 7)
+    with pytest.raises(ValueError, match="2 groups"):
+        native.tally(p[0], byte, None, table, np.zeros((4, 4), np.int64), 20, 2, 10, 7)
+    with pytest.raises(ValueError, match="found 128 bytes"):
+        native.tally(p[0], byte, None, table, np.zeros((4, 4), np.int64), 20, 1, 10, 7)
+    with pytest.raises(ValueError, match="pixels 10 to 21 of 20"):
+        native.winners(p, byte, p[0], 3, 20, 10, 11)
+    with pytest.raises(ValueError, match="found 80 bytes"):
+        native.winners(p.astype(np.float64), byte, p[0], 3, 20, 0, 20)
+    with pytest.raises(ValueError, match="257 classes"):
+        native.count_pairs(byte, byte, np.zeros((257, 257), np.int64), 20, 257, 255)
+    with pytest.raises(ValueError, match="found 80 bytes"):
+        native.rank_classes(p, byte, None, p[0], byte, p[0], p[0], byte[:1], 0, 0, 3, 20, 0, 20)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch):

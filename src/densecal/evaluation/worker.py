@@ -25,7 +25,7 @@ from densecal.io.row_chunks import row_chunks
 from densecal.io.slabs import LargePair, open_large
 from densecal.io.urls import fetch_ahead
 from densecal.metrics.cases import case_confidences, class_row, confusion_rows, sum_classes, sum_where
-from densecal.metrics.confusion import ConfusionMeter
+from densecal.metrics.confusion import ConfusionMeter, winners
 from densecal.metrics.cost import Prices
 from densecal.metrics.entropy import EntropySums
 from densecal.metrics.exact import ExactSums
@@ -280,12 +280,10 @@ class _ClassScorer:
         self.part.findings.note_space(labels.ndim, read.spacing)
         self.part.findings.note_no_data(read.no_data)
         self.meter.update(prediction[None], labels[None], spacing=read.spacing)
-        predicted, confidence = np.empty(labels.shape, np.uint8), np.empty(labels.shape, prediction.dtype)
+        predicted, confidence = winners(prediction)
         image, expected = ConfusionMeter(settings.classes), np.zeros(settings.classes)
         counter = ClassCounter(settings.classes)
         for rows in row_chunks(labels.shape):
-            predicted[rows] = prediction[:, rows].argmax(axis=0)
-            confidence[rows] = prediction[:, rows].max(axis=0)
             image.update(predicted[rows], labels[rows], self.void)
             counter.add(prediction[:, rows], predicted[rows], labels[rows], self.void)
             expected += sum_classes(prediction[:, rows], labels[rows] != self.void)

@@ -6,66 +6,12 @@
  * contiguous arrays of the types that are named here; sizes are checked, values are not.
  */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
-#include <Python.h>
+#include "_native.h"
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#define API 2 /* compiled.py knows which it can call */
 
-#if defined(__clang__) || !defined(__GNUC__) /* GCC has an option instead */
-#pragma STDC FP_CONTRACT OFF
-#endif
-
-#define API 1 /* compiled.py knows which it can call */
-
-/* Linux on x86-64 chooses at load time between SSE2 and AVX2, which halves the time of loops over bytes. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
-
-#define WAYS 4
 #define BLOCK 64 /* columns whose distances are searched together */
 #define MAX_LIMIT 180
-
-typedef uint8_t byte;
-
-/* Open a contiguous buffer of exactly so many items. */
-static int open_array(PyObject *object, Py_buffer *view, Py_ssize_t items, Py_ssize_t itemsize, int writable,
-                      const char *name) {
-    if (PyObject_GetBuffer(object, view, writable ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND) < 0)
-        return -1;
-    if (view->itemsize == itemsize && view->len == items * itemsize)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "%s: found %zd bytes of items of %zd; expected %zd items of %zd", name, view->len,
-                 view->itemsize, items, itemsize);
-    PyBuffer_Release(view);
-    return -1;
-}
-
-/* Open several arrays, or none. The format has a letter per array: the size of its items in bytes, upper case if it is
- * written to: b B (1), h H (2), q Q (8). */
-static int open_arrays(PyObject **objects, Py_buffer *views, const Py_ssize_t *items, const char *format,
-                       const char *name) {
-    for (int i = 0; format[i]; i++) {
-        char letter = format[i] | 32;
-        Py_ssize_t size = letter == 'b' ? 1 : letter == 'h' ? 2 : 8;
-        if (open_array(objects[i], &views[i], items[i], size, format[i] < 'a', name) < 0) {
-            while (i--)
-                PyBuffer_Release(&views[i]);
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static void close_arrays(Py_buffer *views, int count) {
-    while (count--)
-        PyBuffer_Release(&views[count]);
-}
 
 static int check_shape(Py_ssize_t height, Py_ssize_t width) {
     if (height > 0 && width > 0 && width <= INT32_MAX / 4 && height <= INT32_MAX / width)
@@ -725,6 +671,10 @@ static PyMethodDef methods[] = {
     {"interior", interior, METH_VARARGS, NULL},
     {"patch_minimum", patch_minimum, METH_VARARGS, NULL},
     {"missed", missed, METH_VARARGS, NULL},
+    {"tally", tally, METH_VARARGS, NULL},
+    {"rank_classes", rank_classes, METH_VARARGS, NULL},
+    {"winners", winners, METH_VARARGS, NULL},
+    {"count_pairs", count_pairs, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

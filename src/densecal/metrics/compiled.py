@@ -1,4 +1,4 @@
-"""The compiled passes over pictures of `_native.c`, where the installation has them.
+"""The compiled passes over arrays, `_native.c` and `_float_tables.c`, where the installation has them.
 
 NumPy does the same without, with the same bits: whoever asks for a compiled function keeps its counterpart beside it.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-_API = 1
+MOST_CLASSES = 256
+"""Labels are bytes in compiled functions."""
+_API = 2
 """The functions that this version calls: those of a library built from another version are not."""
 
 
@@ -33,3 +36,10 @@ def takes(*arrays: NDArray[Any]) -> bool:
 def takes_pictures(*arrays: NDArray[Any]) -> bool:
     """Return whether there are compiled functions and they take these arrays: `takes`, and (H, W)."""
     return takes(*arrays) and all(a.ndim == 2 for a in arrays)
+
+
+def takes_floats(array: NDArray[Any]) -> bool:
+    """Return whether there are compiled functions and they take this array: float32 or float64, contiguous."""
+    return (
+        native is not None and array.dtype in (np.float32, np.float64) and array.flags.c_contiguous and array.size > 0
+    )

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from densecal.io.row_chunks import row_chunks
+from densecal.metrics import compiled
+from densecal.metrics.compiled import MOST_CLASSES
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.locking import locked
 from densecal.metrics.sum_meter import SumMeter
@@ -50,10 +53,16 @@ class ConfusionMeter(SumMeter):
         """Add label maps of any shape; pixels whose true label is ``ignore_index`` do not count."""
         if predicted.shape != labels.shape:
             raise ValueError(f"predicted: found shape {predicted.shape}; expected {labels.shape}, as the labels")
+        K = self.num_classes
+        matrix = np.zeros((K, K), np.int64)
+        if predicted.dtype == labels.dtype == np.uint8 and compiled.takes(predicted, labels) and K <= MOST_CLASSES:
+            void = -1 if ignore_index is None else ignore_index
+            if compiled.native.count_pairs(predicted, labels, matrix, labels.size, K, void):
+                self._sums.add({"matrix": matrix})
+                return
         if ignore_index is not None:
             valid = labels != ignore_index
             predicted, labels = predicted[valid], labels[valid]
-        K = self.num_classes
         for name, classes in (("predicted", predicted), ("labels", labels)):
             if classes.size and not (classes.min() >= 0 and classes.max() < K):
                 raise ValueError(f"{name}: found {classes.min()} to {classes.max()}; expected 0 to {K - 1}")
@@ -78,3 +87,20 @@ class ConfusionMeter(SumMeter):
             accuracy=float(hits.sum() / matrix.sum()),
             dice=float(dice[occurs].mean()),
         )
+
+
+def winners(probabilities: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Return the first of the most probable classes of every pixel, and its probability.
+
+    Args:
+        probabilities: (K, ...), floats of at most 256 classes.
+    """
+    K, *shape = probabilities.shape
+    winner, largest = np.empty(shape, np.uint8), np.empty(shape, probabilities.dtype)
+    if compiled.takes_floats(probabilities):
+        compiled.native.winners(probabilities, winner, largest, K, winner.size, 0, winner.size)
+    else:
+        for rows in row_chunks(winner.shape):
+            winner[rows] = probabilities[:, rows].argmax(axis=0)
+            largest[rows] = probabilities[:, rows].max(axis=0)
+    return winner, largest

@@ -89,15 +89,23 @@ def rows_of(table: Array, scores: Array) -> Array:
 
 def score_sums(values: Array, labels: Array, softmax: bool, valid: Array | None) -> Array:
     """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
-    xp = namespace(values)
     if softmax:
-        p_true = take(values, labels.clip(0, values.shape[1] - 1))[:, None]
-        brier = ((values * values).sum(1)[:, None] - 2.0 * p_true + 1.0).clip(0.0)
-    else:
-        p_true = xp.where(labels == 1, values, 1.0 - values)
-        brier = (1.0 - p_true) ** 2
-    nll = -xp.log(p_true.clip(NLL_FLOOR, 1.0 - NLL_FLOOR if not softmax else 1.0))
-    both = xp.stack([brier, nll])
+        truth = take(values, labels.clip(0, values.shape[1] - 1))
+        return softmax_score_sums((values * values).sum(1), truth, valid)
+    xp = namespace(values)
+    truth = xp.where(labels == 1, values, 1.0 - values)
+    nll = -xp.log(truth.clip(NLL_FLOOR, 1.0 - NLL_FLOOR))
+    return _sum_scores((1.0 - truth) ** 2, nll, None if valid is None else valid[:, None])
+
+
+def softmax_score_sums(squares: Array, truth: Array, valid: Array | None) -> Array:
+    """Return the same sums from the sum of squares over the classes and the probability of the true one, (B, P)."""
+    brier = (squares - 2.0 * truth + 1.0).clip(0.0)
+    return _sum_scores(brier, -namespace(truth).log(truth.clip(NLL_FLOOR, 1.0)), valid)
+
+
+def _sum_scores(brier: Array, nll: Array, valid: Array | None) -> Array:
+    both = namespace(brier).stack([brier, nll])
     if valid is not None:
-        both = both * valid[:, None]
-    return both.reshape(2, len(values), -1).sum(2).T
+        both = both * valid
+    return both.reshape(2, len(brier), -1).sum(2).T

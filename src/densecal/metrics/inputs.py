@@ -7,9 +7,9 @@ import numpy as np
 from densecal.io import SUM_TOLERANCE
 from densecal.metrics.arrays import Array, cast, is_bool, is_float, namespace, on_host
 
-_SLACK = 1e-6
+SLACK = 1e-6
 """How far probabilities may lie outside [0, 1]: interpolation and averaging in float32 can give 1.0000001."""
-_SUM_SLACK = SUM_TOLERANCE + _SLACK
+SUM_SLACK = SUM_TOLERANCE + SLACK
 """Never stricter than the reader of maps, which adds in another order, and before maps are resized."""
 
 
@@ -66,18 +66,18 @@ def _check_logits(part: Array, softmax: bool) -> None:
 def _check_sums(part: Array, keep: Array | None) -> None:
     distance = np.abs(part.sum(0, dtype=np.float64) - 1.0)
     worst = float((distance if keep is None else distance[keep]).max(initial=0.0))
-    if worst > _SUM_SLACK:
+    if worst > SUM_SLACK:
         raise ValueError(f"class probabilities that miss a sum of 1 by {worst:.3g}; expected softmax probabilities")
 
 
 def out_of_range(values: Array) -> Array:
     """Return where values are not probabilities."""
-    return ~((values >= -_SLACK) & (values <= 1 + _SLACK))
+    return ~((values >= -SLACK) & (values <= 1 + SLACK))
 
 
 def is_invalid(values: Array, valid: Array | None, sums: bool) -> Array:
     """Return which valid pixels (B, P) of probabilities (B, C, P) are bad; with ``sums``, C classes must sum to 1."""
     bad = out_of_range(values).any(1)
     if sums:
-        bad = bad | (abs(values.sum(1) - 1.0) > _SUM_SLACK)
+        bad = bad | (abs(values.sum(1) - 1.0) > SUM_SLACK)
     return bad if valid is None else bad & valid
