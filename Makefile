@@ -46,7 +46,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -W ignore benchmarks/metrics.py; first=$$?; $(BIN)/python benchmarks/startup.py || first=1; $(BIN)/python benchmarks/training.py && exit $$first
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/densecal/metrics/_*.[ch])
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/densecal/*/_*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit("densecal needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	@echo "Installing densecal and what it needs into $(VENV), about 6 GB"
 	$(PYTHON) -m venv $(VENV)

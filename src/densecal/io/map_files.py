@@ -20,6 +20,7 @@ from densecal.io.images import alpha_levels, grey_levels, open_image, write_png
 from densecal.io.map_options import AS_STORED, MapOptions
 from densecal.io.map_values import check_values, to_probabilities
 from densecal.io.outputs import NPY_HEADERS, software
+from densecal.io.png import read_plain_png
 from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader, other_suffixes
 from densecal.io.readers.stack import open_stack
@@ -110,10 +111,7 @@ def read_stored_map(
     elif channels not in (None, classes, 1):
         raise InputError(name, "a picture of one channel", f"{channels} channels, one per region")
     else:
-        with open_image(path, name, max_pixels, "one grey picture, one probability per pixel") as image:
-            if alpha_levels(image) is not None:
-                raise InputError(name, "transparent pixels", "a grey map without transparency")
-            array = grey_levels(image, name, "a grey map")
+        array = _read_picture(path, name, max_pixels)
     if array.size == 0:
         raise InputError(name, "no pixels", "at least one pixel")
     if void is not None:
@@ -124,6 +122,17 @@ def read_stored_map(
         else:  # the values there mean nothing, and must not be refused as no probabilities
             array = fill_void(array, void)
     return StoredMap(check_values(array, name, options, several), void, geometry)
+
+
+def _read_picture(path: Path, name: str, max_pixels: int) -> Array:
+    """Read the grey levels of an image."""
+    plain = read_plain_png(path, max_pixels)
+    if plain is not None:
+        return plain * np.uint8(255) if plain.dtype == bool else plain
+    with open_image(path, name, max_pixels, "one grey picture, one probability per pixel") as image:
+        if alpha_levels(image) is not None:
+            raise InputError(name, "transparent pixels", "a grey map without transparency")
+        return grey_levels(image, name, "a grey map")
 
 
 def _open(paths: tuple[Path, ...], key: str | None, max_values: int) -> AbstractContextManager[LazyArray]:

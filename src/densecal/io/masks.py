@@ -23,6 +23,7 @@ from densecal.io.images import (
     stored_levels,
 )
 from densecal.io.map_options import AS_STORED, MapOptions
+from densecal.io.png import read_plain_png
 from densecal.io.rater_stacks import raters_of
 from densecal.io.readers.protocol import LazyArray
 from densecal.io.readers.registry import find_reader
@@ -124,6 +125,9 @@ def read_foreground(
         return _stored_foreground(replace(labels, levels=levels), name, ignore_index)
     if has_reader(source) or (_has_channels(options) and isinstance(source, Path)):
         return _stored_foreground(read_stored_mask(source, name, max_pixels, options), name, ignore_index)
+    plain = _read_plain(source, max_pixels)
+    if plain is not None:
+        return ForegroundMask(plain) if plain.dtype == bool else foreground_mask(plain, ignore_index)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         if image.mode == "1":
             return ForegroundMask(one_bit(image))
@@ -181,8 +185,17 @@ def _read_label_levels(source: Path | BinaryIO, name: str, max_pixels: int, opti
     """Read labels as they are stored."""
     if has_reader(source) or (options.rater is not None and isinstance(source, Path)):
         return read_stored_mask(source, name, max_pixels, options)
+    plain = _read_plain(source, max_pixels)
+    if plain is not None:
+        return StoredMask(plain.view(np.uint8), None, None)
     with open_image(source, name, max_pixels, "a mask of one page and one band") as image:
         return StoredMask(_label_indices(image, name), None, None)
+
+
+def _read_plain(source: Path | BinaryIO, max_pixels: int) -> NDArray[Any] | None:
+    """Return the pixels of a plain grey PNG file of 1 or 8 bits, or ``None`` for every other source."""
+    plain = read_plain_png(source, max_pixels) if isinstance(source, Path) else None
+    return None if plain is None or plain.dtype == np.uint16 else plain
 
 
 def check_labels(labels: Levels, name: str, classes: int, ignore_index: int | None) -> None:

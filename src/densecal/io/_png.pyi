@@ -1,0 +1,5 @@
+from typing import Any
+
+API: int
+
+def __getattr__(name: str) -> Any: ...
