@@ -17,7 +17,7 @@ from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
 from densecal.io.urls import is_remote
 from densecal.names import printable
-from densecal.runtime.progress import Progress
+from densecal.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from densecal.io.groups import Groups
@@ -125,31 +125,22 @@ def named_files(*options: str | None) -> list[Path]:
 
 @contextmanager
 def progress_bar(keep: bool = False) -> Iterator[Progress]:
-    """Show progress on stderr: a bar if that is a terminal, and a line whenever there are figures.
+    """Show progress on stderr: a bar if that is a terminal, lines if it is not, and nothing with --quiet.
 
     Args:
         keep: Leave the bar on the screen when it ends.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from densecal.report.tables import terminal_text
+    from densecal.cli.progress import Bar, Lines
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=not keep, disable=not console.is_terminal or _quiet) as bar:
-        task = bar.add_task("Starting", total=None)
-
-        def show(title: str, done: int, total: int, /, **figures: float) -> None:
-            bar.update(task, description=terminal_text(title), completed=done, total=total)
-            if _quiet:
-                return
-            if figures and console.is_terminal:
-                bar.console.print(terminal_text(figures_line(title, figures)), highlight=False, soft_wrap=True)
-            elif figures:
-                print_note(figures_line(title, figures))
-
-        yield show
+    if _quiet:
+        yield silent
+    elif console.is_terminal:
+        bar = Bar(console, keep)
+        with bar.shown:
+            yield bar
+    else:
+        yield Lines()
 
 
 def figures_line(title: str, figures: dict[str, float]) -> str:
