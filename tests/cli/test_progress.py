@@ -81,7 +81,7 @@ def test_what_was_done_by_an_earlier_call_does_not_count(bar, clock):
 
 
 def test_a_file_gets_a_line_every_half_minute(clock, capsys):
-    lines = Lines()
+    lines = Lines(common.print_note)
     for step in range(1001):
         clock.now = step / 10
         lines("Predicting", step, 1000)
@@ -93,7 +93,7 @@ def test_a_file_gets_a_line_every_half_minute(clock, capsys):
 
 
 def test_short_work_says_nothing_in_a_file(clock, capsys):
-    lines = Lines()
+    lines = Lines(common.print_note)
     for step in range(10):
         clock.now = step * (SECONDS_BETWEEN_LINES - 1) / 9
         lines("Predicting", step, 9)
@@ -101,7 +101,7 @@ def test_short_work_says_nothing_in_a_file(clock, capsys):
 
 
 def test_figures_are_a_line_at_once_and_put_off_the_next(clock, capsys):
-    lines = Lines()
+    lines = Lines(common.print_note)
     clock.now = SECONDS_BETWEEN_LINES - 1
     lines("Epoch 1 of 9", 1, 1, loss=0.5)
     clock.now += 2
@@ -113,7 +113,7 @@ def test_figures_are_a_line_at_once_and_put_off_the_next(clock, capsys):
 def test_of_several_processes_only_the_first_writes_lines(clock, capsys, monkeypatch, name):
     for number, count in (("0", 1), ("1", 0)):
         monkeypatch.setenv(name, number)
-        lines = Lines()
+        lines = Lines(common.print_note)
         clock.now += SECONDS_BETWEEN_LINES
         lines("Predicting", 1, 9)
         assert len(capsys.readouterr().err.splitlines()) == count

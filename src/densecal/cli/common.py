@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -140,20 +139,7 @@ def progress_bar(keep: bool = False) -> Iterator[Progress]:
         with bar.shown:
             yield bar
     else:
-        yield Lines()
-
-
-def figures_line(title: str, figures: dict[str, float]) -> str:
-    """Return figures as one line, such as `Epoch 2 of 30: loss 0.2310, ECE 0.0142, 41.5 images/s, 0:12:30 left`."""
-    parts = []
-    for name, value in figures.items():
-        if name == "images_per_second":
-            parts.append(f"{value:.1f} images/s")
-        elif name == "seconds_left":
-            parts.append(f"{timedelta(seconds=round(value))} left")
-        else:
-            parts.append(f"{name} {value:.4f}")
-    return f"{title}: {', '.join(parts)}"
+        yield Lines(print_note)
 
 
 def print_layouts(folder: Path, notes: Iterable[str]) -> None:
