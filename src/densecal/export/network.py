@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from densecal import __version__, posthoc
 from densecal.errors import InputError
-from densecal.export.comparison import BATCHES, TOLERANCE, Comparison, ExportError, compare, probabilities
+from densecal.export.comparison import TOLERANCE, Comparison, ExportError, compare, probabilities
 from densecal.io.atomic import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
