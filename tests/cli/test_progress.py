@@ -92,6 +92,16 @@ def test_a_file_gets_a_line_every_half_minute(clock, capsys):
     ]
 
 
+def test_no_line_is_written_before_the_time_left_is_known(clock, capsys):
+    lines = Lines(common.print_note)
+    clock.now = 40  # imports on a busy machine
+    lines("Predicting", 8, 250)
+    assert capsys.readouterr().err == ""
+    clock.now = 41
+    lines("Predicting", 16, 250)
+    assert capsys.readouterr().err == "Predicting: 16 of 250, 0:00:29 left\n"
+
+
 def test_short_work_says_nothing_in_a_file(clock, capsys):
     lines = Lines(common.print_note)
     for step in range(10):
@@ -114,6 +124,7 @@ def test_of_several_processes_only_the_first_writes_lines(clock, capsys, monkeyp
     for number, count in (("0", 1), ("1", 0)):
         monkeypatch.setenv(name, number)
         lines = Lines(common.print_note)
+        lines("Predicting", 0, 9)
         clock.now += SECONDS_BETWEEN_LINES
         lines("Predicting", 1, 9)
         assert len(capsys.readouterr().err.splitlines()) == count

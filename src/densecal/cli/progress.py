@@ -60,11 +60,16 @@ class Lines:
         self._pace.report(done, total)
         if figures:
             self._print_line(figures_line(title, figures))
-        elif self._is_first and done < total and time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
+        elif self._is_due(done, total):
             self._print_line(f"{printable(title)}: {done:,} of {total:,}, {self._pace.text()}")
         else:
             return
         self._printed = time.monotonic()
+
+    def _is_due(self, done: int, total: int) -> bool:
+        """Return whether it is time for a line, and the time left is known."""
+        is_time = time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES
+        return is_time and self._is_first and done < total and self._pace.steps > 0
 
 
 class Pace:
@@ -84,13 +89,17 @@ class Pace:
             self._reported = now
         self._done = done
 
+    @property
+    def steps(self) -> int:
+        """Steps whose time is known."""
+        return self._done - self._start_done
+
     def text(self) -> str:
         """Return the time left, or the time so far if there is nothing to estimate it from."""
         now = time.monotonic()
-        steps = self._done - self._start_done
-        if not steps:
+        if not self.steps:
             return f"{timedelta(seconds=round(now - self._start))} so far"
-        left = (self._reported - self._start) / steps * (self._total - self._done) - (now - self._reported)
+        left = (self._reported - self._start) / self.steps * (self._total - self._done) - (now - self._reported)
         return f"{timedelta(seconds=round(max(left, 0)))} left"
 
 
