@@ -13,8 +13,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
     && pip install --no-cache-dir --no-deps --no-build-isolation . \
     && apt-get purge -y --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # with --user, files that are written belong to whoever runs the container; caches in HOME then work for every user
-RUN useradd --create-home densecal && chmod 1777 /home/densecal
-ENV HOME=/home/densecal
+RUN useradd --create-home --home-dir /densecal densecal && chmod 1777 /densecal
+ENV HOME=/densecal
 USER densecal
 WORKDIR /data
 ENTRYPOINT ["densecal"]
