@@ -1,6 +1,6 @@
 # densecal on a CPU, with training and export: the packages of requirements.lock by their hashes, PyTorch by its version.
 #   docker build -t densecal .
-#   docker run --rm -v "$PWD:/data" densecal evaluate maps masks --json scores.json
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/data" densecal evaluate maps masks --json scores.json
 FROM python:3.12-slim
 WORKDIR /source
 COPY pyproject.toml setup.py constraints.txt requirements.lock README.md LICENSE ./
@@ -12,7 +12,9 @@ COPY src src
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
     && pip install --no-cache-dir --no-deps --no-build-isolation . \
     && apt-get purge -y --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home densecal
+# with --user, files that are written belong to whoever runs the container; caches in HOME then work for every user
+RUN useradd --create-home --home-dir /densecal densecal && chmod 1777 /densecal
+ENV HOME=/densecal
 USER densecal
 WORKDIR /data
 ENTRYPOINT ["densecal"]

@@ -75,11 +75,11 @@ def blocks() -> dict[str, str]:
 
 def table(rows: list[dict]) -> str:
     """Return a table of maps, with intervals in brackets."""
-    lines = ["| maps | images | ECE | OE | NLL | accuracy | F max |", "|---|---:|---:|---:|---:|---:|---:|"]
+    lines = ["| maps | ECE | OE | NLL | accuracy | F max |", "|---|---:|---:|---:|---:|---:|"]
     for row in rows:
         cells = [interval(row, "ece_ew", 100, 2), interval(row, "oe_ew", 100, 2), interval(row, "nll", 1, 3)]
         cells += [interval(row, "accuracy", 100, 2), f"{row['figures']['f_max']:.3f}"]
-        lines.append(f"| {row['name']} | {row['images']:,} | {' | '.join(cells)} |")
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -50,27 +50,29 @@ def run_demo(out: Path, progress: Progress = silent) -> list[Evaluation]:
     """
     _clear(out)
     write_text(out / MARKER, "made by densecal demo, which replaces this folder when it runs again\n")
-    scenes = generate(HELD_OUT, load_config("demo").data.size, HELD_OUT_SEED)
-    write(scenes, out / "held-out")
+    scenes = generate(HELD_OUT, load_config("demo").data.size, HELD_OUT_SEED, progress=progress)
+    write(scenes, out / "held-out", progress)
     evaluations, runs = [], []
     for name, overrides in RUNS.items():
-        train_and_calibrate(load_config("demo", overrides), out / name, progress=_with_name(progress, name))
+        report, images, maps = _with_name(progress, name), out / "held-out" / "images", out / "maps" / name
+        train_and_calibrate(load_config("demo", overrides), out / name, progress=report)
         runs.append(with_extremes(read_run(out / name, name)))
-        predict(load_predictor(out / name), out / "held-out" / "images", out / "maps" / name, batch=20)
+        predict(load_predictor(out / name), images, maps, batch=20, progress=report)
         evaluations.append(
-            evaluate(out / "maps" / name, out / "held-out" / "masks", name=name, dataset="held-out scenes")
+            evaluate(maps, out / "held-out" / "masks", name=name, dataset="held-out scenes", progress=report)
         )
     records = [evaluation.record for evaluation in evaluations]
     paired = paired_differences(evaluations)
     write_json(out / "evaluation.json", to_file(records, paired))
     folders = Folders(out / "maps", out / "held-out" / "masks", out / "held-out" / "images")
+    examples = folder_examples(records, folders, EXAMPLES, progress=progress)
     page = Page(
         title="densecal: a demonstration",
         lead=_lead(evaluations),
         records=records,
         paired=paired,
         runs=runs,
-        examples=[_with_truth(example, scenes) for example in folder_examples(records, folders, EXAMPLES)],
+        examples=[_with_truth(example, scenes) for example in examples],
         commands=_commands(),
     )
     write_page(page, out / "report.html")

@@ -67,6 +67,7 @@ OTHERS = {
     "tar": "unpacks what npm fetched",
     "make": "`demo` is the quick start's command, run below; the others are run by CI",
     "pip": "needs the network",
+    "docker": "needs a daemon and a registry; tests/test_project_files.py reads the Dockerfile",
     "python": "scripts; those of docs/tools and examples have tests of their own",
     "torchrun": "evaluate and predict are run below; training by several is tests/test_output_folders.py's",
     "srun": "needs SLURM; here its command is parsed",

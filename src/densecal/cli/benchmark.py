@@ -98,17 +98,21 @@ def progress_table() -> Iterator[Callable[[Event], None]]:
     from rich.console import Console
     from rich.live import Live
 
+    from densecal.cli.progress import Pace
     from densecal.report.tables import terminal_text
 
     states: dict[str, Event] = {}
+    pace = Pace()
     terminal = Console(stderr=True)
 
     def end_line(event: Event) -> str | None:
         states[event.task] = event
+        ended = sum(state.state in ("finished", "failed") for state in states.values())
+        pace.report(ended, len(states))
         if event.state not in ("finished", "failed"):
             return None
-        ended = sum(state.state in ("finished", "failed") for state in states.values())
-        return f"{event.task}: {event.state}, {event.text} ({ended} of {len(states)})"
+        left = f", {pace.text()}" if ended < len(states) else ""
+        return f"{event.task}: {event.state}, {event.text} ({ended} of {len(states)}{left})"
 
     if not terminal.is_terminal or is_quiet():
 
@@ -125,18 +129,18 @@ def progress_table() -> Iterator[Callable[[Event], None]]:
             line = end_line(event)
             if line is not None:
                 live.console.print(terminal_text(line), highlight=False, soft_wrap=True)
-            live.update(_table(states))
+            live.update(_table(states, pace.text()))
 
         yield show
 
 
-def _table(states: dict[str, Event]) -> Table:
+def _table(states: dict[str, Event], time: str) -> Table:
     from rich.table import Table
 
     from densecal.report.tables import terminal_text
 
     done = sum(event.state == "finished" for event in states.values())
-    table = Table(caption=f"{done} of {len(states)} finished", caption_justify="left")
+    table = Table(caption=f"{done} of {len(states)} finished, {time}", caption_justify="left")
     for heading in ("task", "state", ""):
         table.add_column(heading)
     colours = {"waiting": "dim", "running": "yellow", "finished": "green", "failed": "red"}

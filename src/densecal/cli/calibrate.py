@@ -96,9 +96,10 @@ def calibrate_fit(
             if value is not None:
                 raise InputError(name, str(value), "nothing, because a run has its own data")
         print_unfinished(predictions)
-        from densecal.calibrate import runs
+        with progress_bar():  # importing PyTorch takes seconds
+            from densecal.calibrate import runs
 
-        data = run = runs.RunData(predictions, device)
+            data = run = runs.RunData(predictions, device)
         fit_device = str(run.predictor.device)
     elif masks is None:
         from densecal.data.pairs import check_folder

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from densecal.errors import InputError
 from densecal.io.atomic import STDOUT
 from densecal.io.urls import is_remote
 from densecal.names import printable
-from densecal.runtime.progress import Progress
+from densecal.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from densecal.io.groups import Groups
@@ -125,44 +124,22 @@ def named_files(*options: str | None) -> list[Path]:
 
 @contextmanager
 def progress_bar(keep: bool = False) -> Iterator[Progress]:
-    """Show progress on stderr: a bar if that is a terminal, and a line whenever there are figures.
+    """Show progress on stderr: a bar if that is a terminal, lines if it is not, and nothing with --quiet.
 
     Args:
         keep: Leave the bar on the screen when it ends.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from densecal.report.tables import terminal_text
+    from densecal.cli.progress import Bar, Lines
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=not keep, disable=not console.is_terminal or _quiet) as bar:
-        task = bar.add_task("Starting", total=None)
-
-        def show(title: str, done: int, total: int, /, **figures: float) -> None:
-            bar.update(task, description=terminal_text(title), completed=done, total=total)
-            if _quiet:
-                return
-            if figures and console.is_terminal:
-                bar.console.print(terminal_text(figures_line(title, figures)), highlight=False, soft_wrap=True)
-            elif figures:
-                print_note(figures_line(title, figures))
-
-        yield show
-
-
-def figures_line(title: str, figures: dict[str, float]) -> str:
-    """Return figures as one line, such as `Epoch 2 of 30: loss 0.2310, ECE 0.0142, 41.5 images/s, 0:12:30 left`."""
-    parts = []
-    for name, value in figures.items():
-        if name == "images_per_second":
-            parts.append(f"{value:.1f} images/s")
-        elif name == "seconds_left":
-            parts.append(f"{timedelta(seconds=round(value))} left")
-        else:
-            parts.append(f"{name} {value:.4f}")
-    return f"{title}: {', '.join(parts)}"
+    if _quiet:
+        yield silent
+    elif console.is_terminal:
+        bar = Bar(console, keep)
+        with bar.shown:
+            yield bar
+    else:
+        yield Lines(print_note)
 
 
 def print_layouts(folder: Path, notes: Iterable[str]) -> None:

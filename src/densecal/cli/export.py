@@ -57,7 +57,9 @@ def export(
     """
     check_targets(out)
     from densecal import posthoc
-    from densecal.export import ExportError
+
+    with progress_bar():  # importing PyTorch takes seconds
+        from densecal.export import ExportError
     from densecal.io.outputs import check_outputs
     from densecal.io.run_files import run_files
     from densecal.prediction.onnx_model import is_onnx

@@ -195,11 +195,12 @@ def predict(
         if processes.first:
             print_line(f"{out}: {count:,} maps")
         return
-    from densecal.prediction.ensembles import load_ensemble, with_mc_dropout
     from densecal.prediction.tiles import Tiling
 
     tiling = None if tile is None else Tiling.of(tile, overlap)
     with join_processes() as processes, progress_bar() as report:
+        from densecal.prediction.ensembles import load_ensemble, with_mc_dropout  # imports PyTorch, which takes seconds
+
         processes.use_own_gpu()
         runs = [model, *(ensemble or [])]
         if processes.first:

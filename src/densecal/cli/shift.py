@@ -47,8 +47,10 @@ def shift(
     check_targets(json, folder=figures)
     from densecal import posthoc
     from densecal.data import open_source
-    from densecal.evaluation.model import load_image_set
-    from densecal.evaluation.shift import shift_evaluations
+
+    with progress_bar():  # importing PyTorch takes seconds
+        from densecal.evaluation.model import load_image_set
+        from densecal.evaluation.shift import shift_evaluations
     from densecal.io.atomic import write_json
     from densecal.io.outputs import check_output_folder, check_outputs
     from densecal.io.run_files import run_files
@@ -61,7 +63,8 @@ def shift(
     reads = [*run_files(run), *open_source(images, masks).files(), images]
     reads += posthoc.calibrator_files(calibrator) if calibrator is not None else ()
     check_outputs("shift", [(json, "json"), (None if figures is None else figures / "shift.png", "png")], reads, force)
-    predictor = load_predictor(run, device)
+    with progress_bar():
+        predictor = load_predictor(run, device)
     data = predictor.config.data
     ignore_index = data.ignore_index if data.classes > 1 else None
     with progress_bar() as report:

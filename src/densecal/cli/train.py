@@ -87,11 +87,11 @@ def train(
         )
     if config.model.weights is not None:
         print_unfinished(Path(config.model.weights))
-    # this import takes seconds, so mistakes in the settings are reported before it
-    from densecal.calibrate.runs import train_and_calibrate
-
     try:
         with progress_bar(keep=True) as report:
+            # this import takes seconds, so mistakes in the settings are reported before it
+            from densecal.calibrate.runs import train_and_calibrate
+
             result = train_and_calibrate(config, out, resume, report, start)
     except KeyboardInterrupt:
         stopped = Preempted(f"{out}: stopped; --resume continues after the last finished epoch")

@@ -66,7 +66,7 @@ def compare(
         calibrator: The calibrator in the file.
         input: One of ``INPUTS``.
         sizes: Heights and widths, each of which is run with all ``BATCHES``.
-        progress: Called before every batch and after the last; making the file was the first step.
+        progress: Called before every batch and after the last.
 
     Raises:
         ExportError: onnxruntime cannot run the file.
@@ -78,10 +78,10 @@ def compare(
     options.log_severity_level = 4  # do not log errors: they are raised
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     comparisons: list[Comparison] = []
-    steps = 1 + len(sizes) * len(BATCHES)
+    steps = len(sizes) * len(BATCHES)
     for height, width in sizes:
         for batch in BATCHES:
-            progress("Comparing the file with PyTorch", 1 + len(comparisons), steps)
+            progress("Comparing the file with PyTorch", len(comparisons), steps)
             images = pictures(batch, height, width)
             feed = {"images": _convert_input(images, model, input)}
             try:

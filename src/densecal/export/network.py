@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from densecal import __version__, posthoc
 from densecal.errors import InputError
-from densecal.export.comparison import BATCHES, TOLERANCE, Comparison, ExportError, compare, probabilities
+from densecal.export.comparison import TOLERANCE, Comparison, ExportError, compare, probabilities
 from densecal.io.atomic import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
@@ -135,7 +135,7 @@ def export_model(
     if weights > MAX_BYTES:
         raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
     model.eval()
-    progress("Tracing the network", 0, 1 + 2 * len(BATCHES))
+    progress("Tracing the network", 0, 1)  # a call that says nothing of its own progress
     proto = _trace(Deployment(model, module, input), size)
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
