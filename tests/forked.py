@@ -10,6 +10,7 @@ forks the command, waits for it and writes down how it ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -194,6 +195,7 @@ def _import_all() -> None:
     for module in IMPORTS:
         importlib.import_module(module)
     gc.freeze()
+    atexit.register(gc.unfreeze)  # the interpreter frees it all at its end, which packages in C++ check
 
 
 if __name__ == "__main__":
