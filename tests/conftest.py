@@ -37,7 +37,8 @@ def heeds_ctrl_c() -> Iterator[None]:
 def pytest_collection() -> Iterator[None]:
     """Collect without the garbage collector, and leave to it only what tests make.
 
-    It would look through the objects of all modules again and again, which takes a third of the time.
+    It would look through the objects of all modules again and again, which takes a third of the time. Tests import
+    more, so it also looks less often than usual.
     """
     gc.disable()
     try:
@@ -45,6 +46,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 

@@ -10,8 +10,10 @@ forks the command, waits for it and writes down how it ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -30,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 IMPORTS = (
     "densecal.cli", "densecal.benchmark", "densecal.calibrate", "densecal.data.packed", "densecal.evaluation.folders",
     "densecal.models", "densecal.prediction", "densecal.report.tables", "densecal.training.loop", "torch.optim",
+    # what these import when they are called
+    "densecal.report.figures", "rich.progress", "segmentation_models_pytorch", "timm", "torch.utils.tensorboard",
 )  # fmt: skip
 
 
@@ -182,13 +186,21 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
-    """Import what commands need, in the order of the command line."""
+    """Import what commands need, in the order of the command line.
+
+    The garbage collector leaves all that alone, here and in the processes of the commands. It would cost each of them
+    up to a second, also because a process shares the memory only as long as it does not look at it.
+    """
+    gc.disable()
     for module in IMPORTS:
         importlib.import_module(module)
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # the interpreter frees it all at its end, which packages in C++ check
 
 
 if __name__ == "__main__":
     _import_all()
     asked = _serve()
     if asked is not None:
+        gc.enable()
         _become(asked)

@@ -53,12 +53,13 @@ from densecal.runtime.lock import lock_folder
 from densecal.runtime.progress import silent
 from tests import forked
 from tests.records import small_record
-from tests.training.common import command, environment, run
+from tests.training.common import command, environment, run, with_forked_workers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = [
     "data.size=32", "data.scenes.train=16", "data.scenes.validation=6", "optim.batch=4", "optim.epochs=3",
-    "optim.lr=0.01", "model.options={decoder_channels: [16, 16, 8, 8, 8]}", "method={}",
+    "optim.lr=0.01", "model.encoder=test_efficientnet", "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
+    "method={}",
 ]  # fmt: skip
 
 
@@ -580,20 +581,10 @@ def running_benchmark(arguments, out):
         yield process
 
 
-# The worker that dies with its parent is forked from it; that of the call that continues starts afresh, as users' do.
-FORKED_WORKERS = """
-import multiprocessing, sys
-from densecal import cli
-create = multiprocessing.get_context
-multiprocessing.get_context = lambda method: create("fork")
-sys.argv = ["densecal", *sys.argv[1:]]
-cli.main()
-"""
-
-
 def kill_in_the_middle(arguments, out):
     """Start a benchmark and kill it shortly after its first cell."""
-    with forked.start([arguments[0], "-c", FORKED_WORKERS, *arguments[3:]], env=environment()) as process:
+    # its worker is forked; that of the call that continues starts afresh, as users' do
+    with forked.start(with_forked_workers(arguments), env=environment()) as process:
         end = time.monotonic() + 200
         while process.poll() is None and not list(out.glob("cells/*/*/result.json")) and time.monotonic() < end:
             time.sleep(0.01)

@@ -178,7 +178,7 @@ def test_a_row_may_keep_its_warmup(tmp_path):
 
 
 def test_a_grid_over_networks_starts_from_the_run_of_the_same_network(tmp_path):
-    grid = {"model.encoder": ["mobilenetv3_small_050", "resnet10t"]}
+    grid = {"model.encoder": ["test_efficientnet", "resnet10t"]}
     rows = [{"name": "bce", "grid": grid}, {**METHODS[1], "grid": grid}]
     plan = Plan(matrix(**started(methods=rows, seeds=[0])), tmp_path)
     starts = {cell.label: cell.start.label for cell in plan.untuned if cell.start}
@@ -197,7 +197,7 @@ def test_a_grid_over_networks_starts_from_the_run_of_the_same_network(tmp_path):
         ),
         (
             {"methods": ["bce", {"name": "als", "set": ["model.encoder=resnet10t"]}]},
-            "a run with model.encoder = 'mobilenetv3_small_050', not 'resnet10t'",
+            "a run with model.encoder = 'test_efficientnet', not 'resnet10t'",
         ),
         (
             {"methods": ["bce", {"name": "als", "set": ["data.scenes.validation=5"]}]},

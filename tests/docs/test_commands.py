@@ -75,7 +75,7 @@ OTHERS = {
 }
 """Programs that are not ours, and what becomes of their commands."""
 SMALL = [
-    "data.size=32", "optim.batch=2", "optim.lr=0.01", "model.arch=unet", "model.encoder=mobilenetv3_small_050",
+    "data.size=32", "optim.batch=2", "optim.lr=0.01", "model.arch=unet", "model.encoder=test_efficientnet",
     "model.weights=null", "data.cache=packed", "engine.devices=1", "engine.precision=32-true", "engine.loggers=[]",
 ]  # fmt: skip
 """Every training of the pages, made small."""

@@ -139,7 +139,7 @@ def test_train_predict_evaluate_calibrate_and_evaluate_again(camvid, tmp_path, m
     settings = [
         f"data.images={camvid / 'train'}", f"data.validation={camvid / 'val'}", f"data.classes={K}",
         f"data.ignore_index={VOID}", "data.size=64", "data.workers=1", "model.arch=unet",
-        "model.encoder=mobilenetv3_small_050", "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
+        "model.encoder=test_efficientnet", "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
         "model.weights=null", "optim.epochs=2", "optim.batch=5", "optim.lr=3e-3", "method.warmup=1",
     ]  # fmt: skip
     folder = tmp_path / "run"

@@ -1,5 +1,6 @@
 """Triton's interpreter without its repetitions: check scripts import this before they run a kernel."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -37,3 +38,7 @@ def _get_np_dtype(kind: Any) -> Any:
 
 interpreter.InterpretedFunction.__call__ = _call
 interpreter._get_np_dtype = _get_np_dtype
+# whether integers overflow is computed with every sum and product, and then reported in debug mode alone
+builder = interpreter.interpreter_builder
+assert not builder.options.debug
+builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

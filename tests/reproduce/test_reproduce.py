@@ -13,8 +13,7 @@ from PIL import Image
 from densecal.reproduce import load_items
 from densecal.reproduce.items import find_item
 from tests import forked
-from tests.running import run
-from tests.training.common import command, environment
+from tests.training.common import command, environment, run, with_forked_workers
 
 FIGURES = {
     "joint-textures": ["joint-bins-textures.png", "joint-textures.png"],
@@ -34,9 +33,9 @@ def finished(out: Path) -> dict[Path, int]:
 
 def make(item: str, out: Path) -> list[dict[str, str]]:
     """Run an item, check what it prints and return the lines of its CSV file."""
-    code, printed, errors = run("reproduce", item, "--scale", "smoke", "--out", out)
-    assert code == 0, errors
-    assert load_items()[item].title.split(":")[0] in printed or item == "textures"
+    done = run(with_forked_workers(command("reproduce", item, "--scale", "smoke", "--out", out)))
+    assert done.returncode == 0, done.stderr
+    assert load_items()[item].title.split(":")[0] in done.stdout or item == "textures"
     folder = out / "smoke" / item
     drawn = sorted(path.name for path in (folder / "figures").glob("*.png"))
     assert drawn == sorted(FIGURES.get(item, drawn if item.startswith("joint") else []))
@@ -53,7 +52,7 @@ def make(item: str, out: Path) -> list[dict[str, str]]:
 def killed(tmp_path_factory) -> Path:
     """The folder of an item that was killed after its first cell, and then run again."""
     out = tmp_path_factory.mktemp("paper")
-    arguments = command("reproduce", "time", "--scale", "smoke", "--out", out)
+    arguments = with_forked_workers(command("reproduce", "time", "--scale", "smoke", "--out", out))
     with forked.start(arguments, env=environment(), new_session=True) as process:
         end = time.monotonic() + 300
         while not finished(out):

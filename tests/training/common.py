@@ -13,7 +13,7 @@ SMALL = [
     "data.size=32",
     "data.scenes.train=18",
     "data.scenes.validation=6",
-    "model.encoder=mobilenetv3_small_050",
+    "model.encoder=test_efficientnet",  # timm's smallest
     "model.options={decoder_channels: [16, 16, 8, 8, 8]}",
     "optim.batch=4",
     "optim.epochs=3",
@@ -73,6 +73,21 @@ def run_signalled(
     """
     own = ["-c", _SIGNALLED, str(out / "log.jsonl"), str(int(number)), str(lines), str(delay)]
     return forked.run([arguments[0], *own, *arguments[3:]], env=environment())
+
+
+_FORKED_WORKERS = """
+import multiprocessing, sys
+from densecal import cli
+create = multiprocessing.get_context
+multiprocessing.get_context = lambda method: create("fork")
+sys.argv = ["densecal", *sys.argv[1:]]
+cli.main()
+"""
+
+
+def with_forked_workers(arguments: list[str]) -> list[str]:
+    """Change a command for `forked`: its worker processes are forked from it too, and need not import everything."""
+    return [arguments[0], "-c", _FORKED_WORKERS, *arguments[3:]]
 
 
 def run_afresh(arguments: list[str]) -> subprocess.CompletedProcess:

@@ -28,7 +28,7 @@ def small(recipe: str, *overrides: str) -> Config:
     """Load a recipe for two generated scenes. Its augmentation, method and optimizers stay its own."""
     settings = [
         "data.images=null", "data.scenes.train=2", "data.scenes.validation=2", "data.size=64", "optim.batch=2",
-        "model.encoder=resnet10t", "model.weights=null", "optim.epochs=2", "method.warmup=0", "method.eta=0.02",
+        "model.encoder=test_resnet", "model.weights=null", "optim.epochs=2", "method.warmup=0", "method.eta=0.02",
         "method.lam=50",
     ]  # fmt: skip
     own = {

@@ -206,7 +206,8 @@ def test_a_process_killed_in_its_second_stage_resumes(plain, tmp_path):
     out, whole = tmp_path / "run", tmp_path / "whole"
     overrides = [
         "data.size=32", "data.scenes.train=18", "data.scenes.validation=6", "optim.batch=4", "optim.epochs=2",
-        "model.options={decoder_channels: [16, 16, 8, 8, 8]}", *TWO_STAGES, "optim.second_epochs=8",
+        "model.encoder=test_efficientnet", "model.options={decoder_channels: [16, 16, 8, 8, 8]}", *TWO_STAGES,
+        "optim.second_epochs=8",
     ]  # fmt: skip
     arguments = [*command("train", "demo", *overrides), "--from", str(plain), "--out"]
     ended = run_signalled([*arguments, str(out)], out, signal.SIGKILL, 1)
@@ -224,7 +225,7 @@ def test_a_process_killed_in_its_second_stage_resumes(plain, tmp_path):
         ("data.size=48", "data.size = 32, not 48"),
         ("data.scenes.seed=5", "data.scenes = "),
         ("data.scenes.validation=5", "data.scenes = "),
-        ("model.encoder=resnet10t", "model.encoder = 'mobilenetv3_small_050', not 'resnet10t'"),
+        ("model.encoder=resnet10t", "model.encoder = 'test_efficientnet', not 'resnet10t'"),
         ("model.options={decoder_channels: [16, 16, 8, 8, 4]}", "model.options = "),
         ("model.arch=fpn", "model.arch = 'unet', not 'fpn'"),
         ("method.loss.dice=1", "method.loss = {'bce': 1}, not {'dice': 1}"),

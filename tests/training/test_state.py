@@ -112,7 +112,7 @@ def test_state_from_before_labels_were_counted_still_loads():
 
 
 def test_a_run_folder_serves_as_initial_weights(finished, tmp_path):
-    options = {"encoder": "mobilenetv3_small_050", "decoder_channels": [16, 16, 8, 8, 8]}
+    options = {"encoder": "test_efficientnet", "decoder_channels": [16, 16, 8, 8, 8]}
     trained = load_file(finished / "checkpoints" / "last" / "model.safetensors")
     for folder in (finished, finished / "checkpoints" / "last"):
         loaded = build("unet", weights=folder, **options).state_dict()
