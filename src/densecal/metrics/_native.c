@@ -22,13 +22,27 @@ static int check_shape(Py_ssize_t height, Py_ssize_t width) {
 
 /* ------------------------------------------------------------------------------------------------ histograms */
 
+#define RUN 8
+
+/* Return whether the next RUN bytes are equal, as in most of the background and of objects. */
+static inline int is_run(const byte *bytes) {
+    uint64_t eight;
+    memcpy(&eight, bytes, sizeof eight);
+    return eight == bytes[0] * UINT64_C(0x0101010101010101);
+}
+
 /* Add a part of a row to tables of 2 x 256 counts. Most pixels share one bin, where each increment waits for the one
  * before, so neighbours have tables of their own. */
 static void count_part(const byte *levels, const byte *mask, Py_ssize_t pixels, uint32_t *tables) {
     Py_ssize_t i = 0;
-    for (; i + WAYS <= pixels; i += WAYS)
-        for (int way = 0; way < WAYS; way++)
-            tables[way * 512 + (mask[i + way] != 0) * 256 + levels[i + way]]++;
+    for (; i + RUN <= pixels; i += RUN) {
+        if (is_run(levels + i) && is_run(mask + i)) {
+            tables[(mask[i] != 0) * 256 + levels[i]] += RUN;
+            continue;
+        }
+        for (int j = 0; j < RUN; j++)
+            tables[j % WAYS * 512 + (mask[i + j] != 0) * 256 + levels[i + j]]++;
+    }
     for (; i < pixels; i++)
         tables[(mask[i] != 0) * 256 + levels[i]]++;
 }
@@ -76,9 +90,14 @@ static PyObject *count_zones(PyObject *self, PyObject *args) {
         uint32_t tables[WAYS][4 * 512] = {{0}};
         Py_ssize_t last = pixels - first < 1 << 30 ? pixels : first + (1 << 30);
         Py_ssize_t i = first;
-        for (; i + WAYS <= last; i += WAYS)
-            for (int way = 0; way < WAYS; way++)
-                tables[way][(zones[i + way] & 3) * 512 + (mask[i + way] != 0) * 256 + levels[i + way]]++;
+        for (; i + RUN <= last; i += RUN) {
+            if (is_run(levels + i) && is_run(mask + i) && is_run(zones + i)) {
+                tables[0][(zones[i] & 3) * 512 + (mask[i] != 0) * 256 + levels[i]] += RUN;
+                continue;
+            }
+            for (int j = 0; j < RUN; j++)
+                tables[j % WAYS][(zones[i + j] & 3) * 512 + (mask[i + j] != 0) * 256 + levels[i + j]]++;
+        }
         for (; i < last; i++)
             tables[0][(zones[i] & 3) * 512 + (mask[i] != 0) * 256 + levels[i]]++;
         for (int bin = 0; bin < 4 * 512; bin++)
@@ -156,12 +175,12 @@ WIDE static void square_row(const byte *distance, Py_ssize_t width, int limit, u
     }
 }
 
-/* Squared distances of BLOCK pixels: the minimum over dx of dx^2 + row[x + dx]; `row` points at the first pixel. */
+/* Squared distances of BLOCK pixels: the minimum over dx of dx^2 + row[x + dx]; `row` points at the first pixel. `best`
+ * holds the row, or 0 for pixels that do not matter, and then the minimum. */
 WIDE static void search_block(const uint16_t *restrict row, int limit, uint16_t *restrict best) {
     uint16_t far = (uint16_t)(limit * limit + 1), least = far, most;
     for (Py_ssize_t x = -limit; x < BLOCK + limit; x++)
         least = row[x] < least ? row[x] : least;
-    memcpy(best, row, BLOCK * sizeof *best);
     if (least == far)
         return;
     for (int dx = 1; dx <= limit; dx++) {
@@ -217,6 +236,7 @@ static PyObject *distance_squared(PyObject *self, PyObject *args) {
             square_row(column + y * width, width, limit, row);
             for (Py_ssize_t x = 0; x < width; x += BLOCK) {
                 uint16_t best[BLOCK];
+                memcpy(best, row + limit + x, sizeof best);
                 search_block(row + limit + x, limit, best);
                 memcpy(result + y * width + x, best, (width - x < BLOCK ? width - x : BLOCK) * sizeof *best);
             }
@@ -230,8 +250,41 @@ static PyObject *distance_squared(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Distance of every pixel along its column to the nearest pixel of the other value, at most `far`. */
+WIDE static void column_changes(const byte *mask, Py_ssize_t height, Py_ssize_t width, int far, byte *distance) {
+    memset(distance, far, width);
+    for (Py_ssize_t y = 1; y < height; y++) {
+        const byte *m = mask + y * width, *above = distance + (y - 1) * width;
+        byte *d = distance + y * width;
+        for (Py_ssize_t x = 0; x < width; x++) {
+            byte next = above[x] < far ? (byte)(above[x] + 1) : (byte)far;
+            d[x] = m[x] != m[x - width] ? 1 : next;
+        }
+    }
+    for (Py_ssize_t y = height - 2; y >= 0; y--) {
+        const byte *m = mask + y * width, *below = distance + (y + 1) * width;
+        byte *d = distance + y * width;
+        for (Py_ssize_t x = 0; x < width; x++) {
+            byte next = below[x] < far ? (byte)(below[x] + 1) : (byte)far;
+            next = m[x] != m[x + width] ? 1 : next;
+            d[x] = next < d[x] ? next : d[x];
+        }
+    }
+}
+
+/* Squares of a row of these distances for both values: that to a pixel of the own value is 0. */
+WIDE static void square_both(const byte *distance, const byte *mask, Py_ssize_t width, int limit, uint16_t *to_false,
+                             uint16_t *to_true) {
+    uint16_t far = (uint16_t)(limit * limit + 1);
+    for (Py_ssize_t x = 0; x < width; x++) {
+        uint16_t d = distance[x], square = d > limit ? far : (uint16_t)(d * d);
+        to_false[limit + x] = mask[x] ? square : 0;
+        to_true[limit + x] = mask[x] ? 0 : square;
+    }
+}
+
 /* boundary_zones(mask, zones, height, width, near, far): 0 up to the distance `near` from a pixel of the other class,
- * 1 up to `far`, 2 beyond; levels.boundary_zones. */
+ * 1 up to `far`, 2 beyond; the mask is 0 and 1; levels.boundary_zones. */
 static PyObject *boundary_zones(PyObject *self, PyObject *args) {
     PyObject *objects[2];
     Py_ssize_t height, width;
@@ -245,21 +298,22 @@ static PyObject *boundary_zones(PyObject *self, PyObject *args) {
     Py_ssize_t pixels = height * width;
     if (open_arrays(objects, views, (Py_ssize_t[]){pixels, pixels}, "bB", "boundary_zones") < 0)
         return NULL;
-    byte *columns = malloc(2 * pixels), *zones = views[1].buf;
+    const byte *mask = views[0].buf;
+    byte *columns = malloc(pixels), *zones = views[1].buf;
     uint16_t *rows[2] = {new_row(width, far), new_row(width, far)};
     int done = columns && rows[0] && rows[1];
     if (done) {
         Py_BEGIN_ALLOW_THREADS
-        for (int value = 0; value < 2; value++)
-            column_distances(views[0].buf, value, height, width, far + 1, columns + value * pixels);
+        column_changes(mask, height, width, far + 1, columns);
         for (Py_ssize_t y = 0; y < height; y++) {
-            for (int value = 0; value < 2; value++)
-                square_row(columns + value * pixels + y * width, width, far, rows[value]);
+            square_both(columns + y * width, mask + y * width, width, far, rows[0], rows[1]);
             for (Py_ssize_t x = 0; x < width; x += BLOCK) {
                 uint16_t best[2][BLOCK];
                 byte zone[BLOCK];
-                for (int value = 0; value < 2; value++)
+                for (int value = 0; value < 2; value++) {
+                    memcpy(best[value], rows[value] + far + x, sizeof *best);
                     search_block(rows[value] + far + x, far, best[value]);
+                }
                 for (int i = 0; i < BLOCK; i++) { /* the distance to the own class is 0 */
                     uint16_t distance = best[0][i] > best[1][i] ? best[0][i] : best[1][i];
                     zone[i] = (byte)((distance > near * near) + (distance > far * far));
@@ -276,29 +330,60 @@ static PyObject *boundary_zones(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* sum_by_distance(levels, distances, sums, pixels, size): add levels to int64 sums by uint16 distance, farther ones not
- * at all; structure._sum_by_distance. */
+/* What stands in `best` before a search: the row where a level is above the lowest, else 0. Return whether any is. */
+WIDE static int wanted(const byte *levels, byte low, const uint16_t *row, int count, uint16_t *best) {
+    uint16_t any = 0;
+    for (int x = 0; x < count; x++) {
+        best[x] = (uint16_t)-(levels[x] > low) & row[x];
+        any |= best[x];
+    }
+    return any != 0;
+}
+
+/* sum_by_distance(levels, sources, sums, height, width, limit, low): add levels, less the lowest, to int64 sums by the
+ * squared distance to the nearest source, exact up to limit^2 and limit^2 + 1 beyond; sources do not count.
+ * structure._sum_by_distance. */
 static PyObject *sum_by_distance(PyObject *self, PyObject *args) {
     PyObject *objects[3];
-    Py_ssize_t pixels, size;
+    Py_ssize_t height, width;
+    int limit, low;
     Py_buffer views[3];
-    if (!PyArg_ParseTuple(args, "OOOnn", &objects[0], &objects[1], &objects[2], &pixels, &size))
+    if (!PyArg_ParseTuple(args, "OOOnnii", &objects[0], &objects[1], &objects[2], &height, &width, &limit, &low) ||
+        check_shape(height, width) < 0)
         return NULL;
-    if (open_arrays(objects, views, (Py_ssize_t[]){pixels, pixels, size}, "bhQ", "sum_by_distance") < 0)
+    if (limit < 1 || limit > MAX_LIMIT)
+        return PyErr_Format(PyExc_ValueError, "limit: found %d; expected 1 to %d", limit, MAX_LIMIT);
+    Py_ssize_t pixels = height * width;
+    if (open_arrays(objects, views, (Py_ssize_t[]){pixels, pixels, (Py_ssize_t)limit * limit + 2}, "bbQ",
+                    "sum_by_distance") < 0)
         return NULL;
-    const byte *levels = views[0].buf;
-    const uint16_t *distances = views[1].buf;
+    byte *column = malloc(pixels);
+    uint16_t *row = new_row(width, limit);
     int64_t *sums = views[2].buf;
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < pixels; i++) {
-        uint64_t eight; /* background comes in long runs */
-        while (i + 8 <= pixels && (memcpy(&eight, levels + i, 8), eight == 0))
-            i += 8;
-        if (i < pixels && distances[i] < size)
-            sums[distances[i]] += levels[i];
+    int done = column && row;
+    if (done) {
+        Py_BEGIN_ALLOW_THREADS
+        column_distances(views[1].buf, 1, height, width, limit + 1, column);
+        for (Py_ssize_t y = 0; y < height; y++) {
+            const byte *level = (const byte *)views[0].buf + y * width;
+            square_row(column + y * width, width, limit, row);
+            for (Py_ssize_t x = 0; x < width; x += BLOCK) {
+                uint16_t best[BLOCK] = {0};
+                int count = width - x < BLOCK ? (int)(width - x) : BLOCK;
+                if (!wanted(level + x, (byte)low, row + limit + x, count, best))
+                    continue; /* most of the background is at the lowest level */
+                search_block(row + limit + x, limit, best);
+                for (int i = 0; i < count; i++)
+                    if (best[i])
+                        sums[best[i]] += level[x + i] - low;
+            }
+        }
+        Py_END_ALLOW_THREADS
     }
-    Py_END_ALLOW_THREADS
+    free(column), free(row);
     close_arrays(views, 3);
+    if (!done)
+        return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -418,25 +503,27 @@ static PyObject *count_objects(PyObject *self, PyObject *args) {
 WIDE static void near_row(const byte *mask, Py_ssize_t y, Py_ssize_t height, Py_ssize_t width, byte *near) {
     const byte *m = mask + y * width;
     const byte *above = y ? m - width : m, *below = y + 1 < height ? m + width : m;
-    for (Py_ssize_t x = 0; x < width; x++)
-        near[x] = (byte)((m[x] != above[x]) | (m[x] != below[x]));
-    for (Py_ssize_t x = 1; x < width; x++)
-        near[x] |= (byte)(m[x] != m[x - 1]);
-    for (Py_ssize_t x = 0; x + 1 < width; x++)
-        near[x] |= (byte)(m[x] != m[x + 1]);
+    for (Py_ssize_t x = 1; x + 1 < width; x++)
+        near[x] = (byte)((m[x] != above[x]) | (m[x] != below[x]) | (m[x] != m[x - 1]) | (m[x] != m[x + 1]));
+    for (Py_ssize_t x = 0; x < width; x += width > 1 ? width - 1 : 1) /* the ends */
+        near[x] = (byte)((m[x] != above[x]) | (m[x] != below[x]) | (x > 0 && m[x] != m[x - 1]) |
+                         (x + 1 < width && m[x] != m[x + 1]));
 }
 
 WIDE static uint64_t far_sum(const byte *levels, const byte *above, const byte *here, const byte *below,
                              Py_ssize_t width, uint64_t *pixels) {
     uint64_t sum = 0, count = 0;
-    for (Py_ssize_t first = 0; first < width; first += 1 << 16) {
-        Py_ssize_t last = width - first < 1 << 16 ? width : first + (1 << 16);
-        uint32_t part = 0, kept = 0;
-        for (Py_ssize_t x = first; x < last; x++) {
-            int far = !(above[x] | here[x - 1] | here[x] | here[x + 1] | below[x]);
-            part += far ? levels[x] : 0;
-            kept += (uint32_t)far;
-        }
+    for (Py_ssize_t first = 0; first < width; first += 256) { /* whose sum 16 bits hold */
+        int length = (int)(width - first < 256 ? width - first : 256);
+        const byte *a = above + first, *h = here + first, *b = below + first, *level = levels + first;
+        byte far[256];
+        uint16_t part = 0, kept = 0;
+        for (int x = 0; x < length; x++)
+            far[x] = (a[x] | h[x - 1] | h[x] | h[x + 1] | b[x]) ? 0 : 255;
+        for (int x = 0; x < length; x++)
+            part = (uint16_t)(part + (level[x] & far[x]));
+        for (int x = 0; x < length; x++)
+            kept = (uint16_t)(kept + (far[x] & 1));
         sum += part, count += kept;
     }
     *pixels += count;

@@ -177,8 +177,7 @@ def weighted_f_of_levels(levels: NDArray[np.uint8], mask: Mask) -> float:
     missed = _missed_of_levels(np.ascontiguousarray(levels[window]), np.ascontiguousarray(mask[window]), errors)
     if low == high:
         low, high = 0, 255
-    above = levels if low == 0 else levels - np.uint8(low)
-    sums = _sum_by_distance(above, distance_squared(mask, WEIGHT_REACH))
+    sums = _sum_by_distance(levels, mask, low)
     return _weighted_f(positives, missed, float(sums @ BACKGROUND_WEIGHT[: len(sums)]) / (high - low))
 
 
@@ -194,14 +193,16 @@ def _weighted_f(positives: int, missed: float, false_positives: float) -> float:
     return 2 * recall * precision / (recall + precision + EPS)
 
 
-def _sum_by_distance(levels: NDArray[np.uint8], distance: NDArray[np.uint16]) -> Floats:
-    """Return the sums of the levels by squared distance, which are whole numbers."""
+def _sum_by_distance(levels: NDArray[np.uint8], mask: Mask, low: int) -> Floats:
+    """Return the sums of the levels above the lowest, by squared distance from the object, which are whole numbers."""
     size = WEIGHT_REACH * WEIGHT_REACH + 2
-    if compiled.takes(levels):
+    if compiled.takes_pictures(levels, mask):
         sums = np.zeros(size, np.int64)
-        compiled.native.sum_by_distance(levels, distance, sums, levels.size, size)
+        compiled.native.sum_by_distance(levels, mask, sums, *levels.shape, WEIGHT_REACH, low)
         return sums.astype(np.float64)
-    return np.asarray(np.bincount(distance.ravel(), levels.ravel(), size), np.float64)
+    above = levels - np.uint8(low)
+    distance = distance_squared(mask, WEIGHT_REACH)
+    return np.asarray(np.bincount(distance.ravel(), (above * ~mask).ravel(), size), np.float64)
 
 
 def _missed(error: Floats, mask: Mask) -> float:
