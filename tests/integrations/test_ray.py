@@ -242,6 +242,14 @@ def test_results_come_in_order_and_a_call_that_kills_its_process_is_named(tmp_pa
         assert lost == [(("a",), True), (("b",), True)]
 
 
+@pytest.mark.slow
+def test_kept_results_take_no_shared_memory():
+    """120 MB of results on nodes with 100 MB: Ray would write them to disk to make room."""
+    with cluster_of(1) as (cluster, _), RayEngine(cluster.address) as engine:
+        results = list(engine.map(np.ones, [(1_000_000,)] * 15))
+        assert all(result.flags.writeable and result.sum() == 1_000_000 for result in results)
+
+
 def _after(seconds: float, value: int) -> int:
     time.sleep(seconds)
     return value

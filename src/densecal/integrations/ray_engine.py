@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import socket
 import sys
 import time
@@ -147,17 +148,23 @@ class _TaskLimit:
 _END: Any = object()
 
 
-def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any, ...]) -> T | _Refusal:
-    """Run one call on a node."""
+def _run(function: Callable[..., Any], folder: str, version: str, call: tuple[Any, ...]) -> bytes:
+    """Run one call on a node.
+
+    Returns:
+        The result as bytes, which the caller copies. The arrays of other results stay in Ray's shared memory for as
+        long as the caller has any of them.
+    """
     if version != __version__:
         actual = f"densecal {__version__} on the node {ray.util.get_node_ip_address()}"
-        return _Refusal(InputError("--engine ray", actual, f"densecal {version}, as in the calling process"))
+        expected = f"densecal {version}, as in the calling process"
+        return pickle.dumps(_Refusal(InputError("--engine ray", actual, expected)))
     with suppress(OSError):  # relative paths are those of the calling process, if the node has its folder
         os.chdir(folder)
     try:
-        return function(*call)
+        return pickle.dumps(function(*call), pickle.HIGHEST_PROTOCOL)
     except InputError as error:
-        return _Refusal(error)
+        return pickle.dumps(_Refusal(error))
 
 
 def _wait(references: list[Any]) -> list[Any]:
@@ -171,7 +178,7 @@ def _wait(references: list[Any]) -> list[Any]:
 
 def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ...], str], T] | None) -> T:
     try:
-        result: T | _Refusal = ray.get(reference)
+        result: T | _Refusal = pickle.loads(ray.get(reference))
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except RayError as error:
