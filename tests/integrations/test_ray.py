@@ -250,6 +250,16 @@ def test_kept_results_take_no_shared_memory():
         assert all(result.flags.writeable and result.sum() == 1_000_000 for result in results)
 
 
+@pytest.mark.slow
+def test_nodes_import_modules_before_the_first_call():
+    with cluster_of(1) as (cluster, _), RayEngine(cluster.address, preload=["no_such_module", "wave"]) as engine:
+        assert list(engine.map(_is_imported, [("wave",), ("sndhdr",)])) == [True, False]
+
+
+def _is_imported(module: str) -> bool:
+    return module in sys.modules
+
+
 def _after(seconds: float, value: int) -> int:
     time.sleep(seconds)
     return value

@@ -6,6 +6,7 @@ Ray may run it anywhere and run it again when a node is lost: the figures are th
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ OBJECT_STORE_BYTES = 200_000_000
 """Shared memory of a Ray that is started here. It can be small, as results are."""
 _AHEAD = 3
 """Tasks per CPU or GPU that are submitted, so that the next one is ready when one ends."""
+_MOST_PRELOADED = 64
+"""Largest number of processes that import modules before there is work for them."""
 _REACH_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
 """After this time without a result, count the nodes again."""
@@ -55,16 +58,19 @@ class RayEngine:
     Args:
         address: ``auto`` or HOST:PORT of a running cluster; Ray is started on this machine unless given.
         workers: Tasks at a time; by default as many as the cluster has CPUs, or GPUs where these are used.
+        preload: Modules that the nodes import while the caller prepares the first calls.
 
     Raises:
         InputError: There is no cluster at the address, or one of another version of Python or Ray.
     """
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, address: str | None = None, workers: int | None = None, *, preload: Sequence[str] = ()) -> None:
         self.workers = workers
         self._started = not ray.is_initialized()
         if self._started:
             _connect(address or os.environ.get("RAY_ADDRESS"), workers)
+        if preload:
+            self._preload(preload)
 
     def __enter__(self) -> RayEngine:
         return self
@@ -72,6 +78,12 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         if self._started:
             ray.shutdown()
+
+    def _preload(self, modules: Sequence[str]) -> None:
+        """Let one process per CPU start and import modules. Nobody waits for them."""
+        task = ray.remote(_import).options(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")
+        for _ in range(min(_MOST_PRELOADED, self.workers or int(ray.cluster_resources().get("CPU", 0)))):
+            task.remote(modules)
 
     def map(
         self,
@@ -146,6 +158,13 @@ class _TaskLimit:
 
 
 _END: Any = object()
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules on a node; if that fails, the first call does so too, and is reported."""
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
 
 
 def _run(function: Callable[..., Any], folder: str, version: str, call: tuple[Any, ...]) -> bytes:
