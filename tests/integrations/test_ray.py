@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def test_a_node_killed_in_the_middle_of_a_benchmark_runs_no_finished_cell_again(
 
 @pytest.mark.slow
 def test_two_workers_of_a_cluster_are_as_fast_as_two_processes(many, tmp_path, capsys):
-    """At most 1.25 times the wall time, the cluster already started; the best of three, taken in turn."""
+    """At most 1.25 times the wall time, the cluster already started; the median of three, taken in turn."""
     times: dict[str, list[float]] = {"processes": [], "ray": []}
     with cluster_of(2) as (cluster, _):
         engines = {"processes": ["--workers", "2"], "ray": ["--engine", "ray", "--address", cluster.address]}
@@ -202,7 +203,7 @@ def test_two_workers_of_a_cluster_are_as_fast_as_two_processes(many, tmp_path, c
                 command = [sys.executable, "-m", "densecal.cli", "evaluate", *map(str, many), *options]
                 subprocess.run(command, check=True, capture_output=True)
                 times[name].append(time.perf_counter() - start)
-    ratio = min(times["ray"]) / min(times["processes"])
+    ratio = median(times["ray"]) / median(times["processes"])
     with capsys.disabled():
         print(f"\n{MAPS:,} maps, seconds: {times}; Ray takes {ratio:.2f} times as long")
     assert ratio <= 1.25
