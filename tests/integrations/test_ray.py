@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def test_a_node_killed_in_the_middle_of_a_benchmark_runs_no_finished_cell_again(
 
 @pytest.mark.slow
 def test_two_workers_of_a_cluster_are_as_fast_as_two_processes(many, tmp_path, capsys):
-    """At most 1.25 times the wall time, the cluster already started; the best of three, taken in turn."""
+    """At most 1.25 times the wall time, the cluster already started; the median of three, taken in turn."""
     times: dict[str, list[float]] = {"processes": [], "ray": []}
     with cluster_of(2) as (cluster, _):
         engines = {"processes": ["--workers", "2"], "ray": ["--engine", "ray", "--address", cluster.address]}
@@ -202,7 +203,7 @@ def test_two_workers_of_a_cluster_are_as_fast_as_two_processes(many, tmp_path, c
                 command = [sys.executable, "-m", "densecal.cli", "evaluate", *map(str, many), *options]
                 subprocess.run(command, check=True, capture_output=True)
                 times[name].append(time.perf_counter() - start)
-    ratio = min(times["ray"]) / min(times["processes"])
+    ratio = median(times["ray"]) / median(times["processes"])
     with capsys.disabled():
         print(f"\n{MAPS:,} maps, seconds: {times}; Ray takes {ratio:.2f} times as long")
     assert ratio <= 1.25
@@ -240,6 +241,24 @@ def test_results_come_in_order_and_a_call_that_kills_its_process_is_named(tmp_pa
         assert sorted(engine.map(_after, slow_first, ordered=False)) == list(range(8))
         lost = list(engine.map(_exit, [("a",), ("b",)], lost=lambda call, reason: (call, bool(reason))))
         assert lost == [(("a",), True), (("b",), True)]
+
+
+@pytest.mark.slow
+def test_kept_results_take_no_shared_memory():
+    """120 MB of results on nodes with 100 MB: Ray would write them to disk to make room."""
+    with cluster_of(1) as (cluster, _), RayEngine(cluster.address) as engine:
+        results = list(engine.map(np.ones, [(1_000_000,)] * 15))
+        assert all(result.flags.writeable and result.sum() == 1_000_000 for result in results)
+
+
+@pytest.mark.slow
+def test_nodes_import_modules_before_the_first_call():
+    with cluster_of(1) as (cluster, _), RayEngine(cluster.address, preload=["no_such_module", "wave"]) as engine:
+        assert list(engine.map(_is_imported, [("wave",), ("sndhdr",)])) == [True, False]
+
+
+def _is_imported(module: str) -> bool:
+    return module in sys.modules
 
 
 def _after(seconds: float, value: int) -> int:

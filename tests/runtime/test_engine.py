@@ -77,6 +77,33 @@ def test_an_evaluation_is_the_same_to_the_bit(pairs, monkeypatch, exact):
     assert np.array_equal(other.rows, one.rows)
 
 
+class Sizes:
+    """An engine of this process that notes how many pairs each call has."""
+
+    def __init__(self):
+        self.stems, self.sizes = [], []
+
+    def map(self, function, calls, *, gpu=False):
+        for call in calls:
+            self.sizes.append(len(call[0]))
+            self.stems += [pair.stem for pair in call[0]]
+            yield function(*call)
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0, [3] * 13 + [1]), (1e9, [3, 12, 12, 12, 1])])
+def test_a_call_has_more_chunks_where_they_are_quick_and_every_pair_is_scored_once(pairs, monkeypatch, seconds, sizes):
+    one = evaluate_shared(*pairs, settings=Settings())
+    monkeypatch.setattr(evaluation, "CHUNK", 3)
+    monkeypatch.setattr(evaluation, "_MOST_CHUNKS", 4)
+    monkeypatch.setattr(evaluation, "_CALL_SECONDS", seconds)
+    engine = Sizes()
+    other = evaluate_shared(*pairs, settings=Settings(), engine=engine)
+    assert engine.sizes == sizes
+    assert engine.stems == [f"im{i:02}" for i in range(40)]
+    assert repr(other.record) == repr(one.record)
+    assert np.array_equal(other.rows, one.rows)
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_calibrator_is_the_same_file(pairs, tmp_path, monkeypatch, exact):
     monkeypatch.setattr(folders, "CHUNK", 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -33,13 +33,16 @@ Address = Annotated[
 
 
 @contextmanager
-def open_engine(engine: EngineName, address: str | None, workers: int | None = None) -> Iterator[RayEngine | None]:
+def open_engine(
+    engine: EngineName, address: str | None, workers: int | None = None, *, preload: Sequence[str] = ()
+) -> Iterator[RayEngine | None]:
     """Join the cluster that the options choose, if any.
 
     Args:
         engine: Where the work is done.
         address: Address of the cluster.
         workers: Tasks at a time; by default as many as the cluster can run.
+        preload: Modules that the nodes import while the command prepares the work.
     """
     if engine is EngineName.local:
         if address is not None:
@@ -52,5 +55,5 @@ def open_engine(engine: EngineName, address: str | None, workers: int | None = N
         from densecal.integrations.ray_engine import RayEngine
     except ImportError as error:
         raise InputError("--engine ray", str(error), "Ray: pip install 'densecal[ray]'") from None
-    with RayEngine(address, workers) as cluster:
+    with RayEngine(address, workers, preload=preload) as cluster:
         yield cluster

@@ -149,7 +149,10 @@ def evaluate(
         raise InputError(predictions, "a run, which holds no maps", expected)
     if partial and any((json, csv, latex, figures, ood)):
         raise InputError("--partial", "other outputs or --ood with it", "--partial alone; densecal merge gives figures")
-    with join_processes() as processes, open_engine(engine, address, workers) as cluster:
+    with (
+        join_processes() as processes,
+        open_engine(engine, address, workers, preload=["densecal.evaluation.worker"]) as cluster,
+    ):
         # on every process, because the others would wait for one that raises an error
         check_targets(json, csv, latex, partial, folder=figures)
         option_files = named_files(groups, class_names)

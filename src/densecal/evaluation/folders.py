@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +15,7 @@ from densecal.errors import InputError
 from densecal.evaluation.partial import Partial, in_order
 from densecal.evaluation.record import PairedDifference, Record, SkippedFile
 from densecal.evaluation.totals import Total
-from densecal.evaluation.worker import Settings, score_pairs
+from densecal.evaluation.worker import Part, Settings, score_pairs
 from densecal.io.groups import Groups
 from densecal.io.map_values import check_scale
 from densecal.io.pairs import Pair
@@ -25,7 +25,11 @@ from densecal.runtime.progress import Progress, silent
 from densecal.runtime.sharding import ALONE, Processes
 
 CHUNK = 32
-"""Number of pairs per call of a worker."""
+"""Number of pairs per chunk."""
+_CALL_SECONDS = 1.0
+"""About how long a worker is busy with one call. Calls that are much shorter take longer to send than to answer."""
+_MOST_CHUNKS = 16
+"""Largest number of chunks per call."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,26 @@ def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
     return [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
 
 
+class _Pace:
+    """How many chunks make a call of about a second: one, until the first part is back."""
+
+    def __init__(self) -> None:
+        self.chunks = 1
+
+    def join(self, chunks: Sequence[list[Pair]]) -> Iterator[list[Pair]]:
+        """Yield the pairs of the next few chunks, again and again."""
+        first = 0
+        while first < len(chunks):
+            last = first + self.chunks
+            yield [pair for chunk in chunks[first:last] for pair in chunk]
+            first = last
+
+    def note(self, part: Part) -> None:
+        """Take the time of a part as that of the next ones."""
+        seconds = part.seconds * CHUNK / (len(part.stems) + len(part.bad))
+        self.chunks = max(1, min(_MOST_CHUNKS, int(_CALL_SECONDS / max(seconds, 1e-9))))
+
+
 def _score_share(
     chunks: Sequence[list[Pair]],
     settings: Settings,
@@ -271,8 +295,10 @@ def _score_share(
     total, done = Total(settings, groups is not None), 0
     skipped: list[InputError] = []
     pairs = sum(len(chunk) for chunk in chunks)
-    calls = ((chunk, settings, total.uses_fine_bins) for chunk in chunks)
+    pace = _Pace()
+    calls = ((joined, settings, total.uses_fine_bins) for joined in pace.join(chunks))
     for part in engine.map(score_pairs, calls):
+        pace.note(part)
         if part.bad and not skip_bad:
             raise part.bad[0]
         skipped += part.bad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,8 @@ class Part:
     per_image: PerImage = field(default_factory=PerImage)
     entropy: EntropySums = field(default_factory=EntropySums)
     folds: FoldSums = field(default_factory=FoldSums)
+    seconds: float = 0.0
+    """How long it took to read and score the pairs."""
 
     def add_case(self, rows: Array, confidences: Array, spacing: tuple[float, ...] | None) -> None:
         """Add the scores of a case, and the size of its voxels."""
@@ -124,7 +127,7 @@ def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
     Returns:
         The sums. Pairs that could not be read are listed in ``bad``.
     """
-    part = Part()
+    part, start = Part(), time.perf_counter()
     scorer = _BinaryScorer(settings, part) if settings.binary else _ClassScorer(settings, part)
     for pair in fetch_ahead(pairs, lambda pair: pair_files([pair])):
         try:
@@ -134,6 +137,7 @@ def score_pairs(pairs: list[Pair], settings: Settings, fold: bool) -> Part:
         else:
             part.stems.append(pair.stem)
     scorer.finish(fold)
+    part.seconds = time.perf_counter() - start
     return part
 
 

@@ -6,13 +6,15 @@ Ray may run it anywhere and run it again when a node is lost: the figures are th
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
+import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +38,8 @@ OBJECT_STORE_BYTES = 200_000_000
 """Shared memory of a Ray that is started here. It can be small, as results are."""
 _AHEAD = 3
 """Tasks per CPU or GPU that are submitted, so that the next one is ready when one ends."""
+_MOST_PRELOADED = 64
+"""Largest number of processes that import modules before there is work for them."""
 _REACH_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
 """After this time without a result, count the nodes again."""
@@ -54,16 +58,19 @@ class RayEngine:
     Args:
         address: ``auto`` or HOST:PORT of a running cluster; Ray is started on this machine unless given.
         workers: Tasks at a time; by default as many as the cluster has CPUs, or GPUs where these are used.
+        preload: Modules that the nodes import while the caller prepares the first calls.
 
     Raises:
         InputError: There is no cluster at the address, or one of another version of Python or Ray.
     """
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, address: str | None = None, workers: int | None = None, *, preload: Sequence[str] = ()) -> None:
         self.workers = workers
         self._started = not ray.is_initialized()
         if self._started:
             _connect(address or os.environ.get("RAY_ADDRESS"), workers)
+        if preload:
+            self._preload(preload)
 
     def __enter__(self) -> RayEngine:
         return self
@@ -71,6 +78,12 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         if self._started:
             ray.shutdown()
+
+    def _preload(self, modules: Sequence[str]) -> None:
+        """Let one process per CPU start and import modules. Nobody waits for them."""
+        task = ray.remote(_import).options(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")
+        for _ in range(min(_MOST_PRELOADED, self.workers or int(ray.cluster_resources().get("CPU", 0)))):
+            task.remote(modules)
 
     def map(
         self,
@@ -147,17 +160,30 @@ class _TaskLimit:
 _END: Any = object()
 
 
-def _run(function: Callable[..., T], folder: str, version: str, call: tuple[Any, ...]) -> T | _Refusal:
-    """Run one call on a node."""
+def _import(modules: Sequence[str]) -> None:
+    """Import modules on a node; if that fails, the first call does so too, and is reported."""
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
+
+
+def _run(function: Callable[..., Any], folder: str, version: str, call: tuple[Any, ...]) -> bytes:
+    """Run one call on a node.
+
+    Returns:
+        The result as bytes, which the caller copies. The arrays of other results stay in Ray's shared memory for as
+        long as the caller has any of them.
+    """
     if version != __version__:
         actual = f"densecal {__version__} on the node {ray.util.get_node_ip_address()}"
-        return _Refusal(InputError("--engine ray", actual, f"densecal {version}, as in the calling process"))
+        expected = f"densecal {version}, as in the calling process"
+        return pickle.dumps(_Refusal(InputError("--engine ray", actual, expected)))
     with suppress(OSError):  # relative paths are those of the calling process, if the node has its folder
         os.chdir(folder)
     try:
-        return function(*call)
+        return pickle.dumps(function(*call), pickle.HIGHEST_PROTOCOL)
     except InputError as error:
-        return _Refusal(error)
+        return pickle.dumps(_Refusal(error))
 
 
 def _wait(references: list[Any]) -> list[Any]:
@@ -171,7 +197,7 @@ def _wait(references: list[Any]) -> list[Any]:
 
 def _result(reference: Any, call: tuple[Any, ...], lost: Callable[[tuple[Any, ...], str], T] | None) -> T:
     try:
-        result: T | _Refusal = ray.get(reference)
+        result: T | _Refusal = pickle.loads(ray.get(reference))
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except RayError as error:
