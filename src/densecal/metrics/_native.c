@@ -184,11 +184,11 @@ WIDE static void search_block(const uint16_t *restrict row, int limit, uint16_t 
     if (least == far)
         return;
     for (int dx = 1; dx <= limit; dx++) {
-        if (dx % 4 == 1) { /* no farther column can be nearer than dx^2 */
+        if (dx % 4 == 1) { /* no farther column is nearer than this */
             most = 0;
             for (int x = 0; x < BLOCK; x++)
                 most = best[x] > most ? best[x] : most;
-            if (most <= dx * dx)
+            if (most <= least + dx * dx)
                 break;
         }
         const uint16_t *left = row - dx, *right = row + dx;
