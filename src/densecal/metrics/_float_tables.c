@@ -126,11 +126,11 @@ static void tally_groups(const Py_buffer *values, Py_ssize_t first, Py_ssize_t l
             for (int i = 0; i < count; i++) {
                 int own = group[start + i];
                 if (own < groups)
-                    add_pixel(&cells[i % WAYS * size + 2 * (own * bins + b.bin[i]) + hit[i]], b.high[i], b.low[i]);
+                    add_pixel(&cells[i % WAYS * size + 2 * (own * bins + b.bin[i]) + (hit[i] != 0)], b.high[i], b.low[i]);
             }
         else
             for (int i = 0; i < count; i++)
-                add_pixel(&cells[i % WAYS * size + 2 * b.bin[i] + hit[i]], b.high[i], b.low[i]);
+                add_pixel(&cells[i % WAYS * size + 2 * b.bin[i] + (hit[i] != 0)], b.high[i], b.low[i]);
     }
     for (Py_ssize_t i = 0; i < WAYS * size; i++)
         unpack(&cells[i], i % 2, table + 4 * (i % size / 2));
@@ -153,7 +153,7 @@ static void tally_fine(const Py_buffer *values, Py_ssize_t first, Py_ssize_t las
                 continue;
             int both = b.fine[i] + b.bin[i];
             bin_of[both] = (uint16_t)b.bin[i];
-            add_pixel(&cells[hit[i] * size + both], b.high[i], b.low[i]);
+            add_pixel(&cells[(hit[i] != 0) * size + both], b.high[i], b.low[i]);
         }
     }
     for (int hit = 0; hit < 2; hit++)
