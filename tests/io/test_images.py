@@ -159,3 +159,14 @@ def test_reading_in_threads_leaves_pillows_own_limit_alone(tmp_path):
         thread.join()
     assert before == Image.MAX_IMAGE_PIXELS
     assert before is None or before >= MAX_PIXELS
+
+
+@pytest.mark.parametrize(("alpha", "transparent"), [(127, True), (128, False)])
+def test_a_pixel_is_transparent_up_to_half_of_the_range_of_alpha(alpha, transparent, tmp_path):
+    path = tmp_path / "map.png"
+    Image.merge("LA", [Image.new("L", (3, 2), 90), Image.new("L", (3, 2), alpha)]).save(path)
+    if transparent:
+        with pytest.raises(InputError, match="transparent"):
+            read_map(path)
+    else:
+        assert (read_map(path) == 90).all()

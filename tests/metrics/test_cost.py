@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from densecal.metrics.cost import Prices, expected_cost
+from densecal.metrics.cost import ExpectedCost, Prices, expected_cost
 from densecal.metrics.curves import Atoms
 from densecal.metrics.decomposition import rising_map
 from tests.metrics.test_smooth import atoms_of, make
@@ -68,3 +68,10 @@ def test_cost_is_in_units_of_price():
 def test_a_price_is_a_number_above_0(price):
     with pytest.raises(ValueError, match="expected a number above 0"):
         Prices(1.0, price)
+
+
+def test_the_best_threshold_of_counts_is_that_of_the_lowest_cost():
+    # thresholds 0, 1/4, ..., 1 of 10 foreground and 30 background pixels
+    cost = ExpectedCost.of_counts([10, 10, 9, 8, 0], [30, 12, 5, 1, 0], (10, 30), Prices(2, 1))
+    assert (cost.best_threshold, cost.best_cost) == (0.75, (2 * 2 + 1) / 40)
+    assert cost.cost_at_half == (2 * 1 + 5) / 40

@@ -23,3 +23,11 @@ def test_exact_sums_do_not_depend_on_order_or_grouping(values: list[float], rand
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert total_of(values, 1) == total_of(shuffled, 1) == total_of(shuffled, 3)
     assert total_of(values, 1) == pytest.approx(sum(values), rel=1e-14, abs=1e-15)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_integers_and_floats_of_one_name_are_not_added(first: int) -> None:
+    values = [np.array([1]), np.array([0.5])]
+    sums, other = ExactSums({"a": values[first]}), ExactSums({"a": values[1 - first]})
+    with pytest.raises(ValueError, match="ints and floats"):
+        sums.merge(other)

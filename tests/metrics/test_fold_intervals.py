@@ -114,3 +114,12 @@ def test_a_figure_that_is_not_defined_has_no_interval():
     ends = fold_intervals(folds.table(), scalars, 10)
     assert "tace" not in ends
     assert "smece" in ends
+
+
+def test_a_value_lies_in_the_bin_of_its_middle_pixel():
+    """Of 20 pixels in two bins, the middle of the second value is the ninth, and its third quarter beyond the tenth."""
+    count = np.array([[3, 12, 5]])
+    view = _View(np.array([0.2, 0.5, 0.8]), count, np.array([[1, 2, 5]]), count * [0.2, 0.5, 0.8])
+    gaps = view.gaps[0]
+    rows = _thresholded_rows([view], 2)
+    np.testing.assert_allclose(rows[0, -2:], [gaps[0] + gaps[1], gaps[2]])

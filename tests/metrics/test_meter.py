@@ -6,6 +6,7 @@ import torch
 
 from densecal.metrics import CalibrationMeter, calibration_errors
 from densecal.metrics.bootstrap import with_image_ece
+from densecal.metrics.inputs import integer_labels
 from tests.metrics import reference
 from tests.metrics.test_calibration import close, make_maps, softmax_maps
 from tests.metrics.test_fine_bins import OnAccelerator
@@ -358,3 +359,14 @@ def test_a_meter_has_at_least_one_bin_and_one_class():
 def test_meters_of_different_kinds_do_not_merge(here, there, differs):
     with pytest.raises(ValueError, match=f"cannot merge: {differs}"):
         CalibrationMeter(**here).merge(CalibrationMeter(**there))
+
+
+def test_a_result_is_printed_without_its_sketch():
+    result = calibration_errors(np.array([0.9, 0.2]), np.array([1, 0]))
+    assert "ece_ew=" in repr(result)
+    assert "sketch" not in repr(result)
+
+
+@pytest.mark.parametrize("ignore_index", [None, 0, 255])
+def test_labels_of_bytes_stay_bytes(ignore_index):
+    assert integer_labels(np.zeros(3, np.uint8), ignore_index).dtype == np.uint8

@@ -1,5 +1,7 @@
 """What a sketch keeps: single pixels up to a limit, fine bins beyond it, and the same figures from both."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from densecal.metrics import CalibrationMeter, calibration_errors
 from densecal.metrics import sketch as sketch_module
 from densecal.metrics.curves import SWEEP_MAX_BINS, Atoms, ReliabilityCurve, equal_mass, error_auroc, sweep
 from densecal.metrics.sketch import Sketch
+from densecal.metrics.sketch_files import _settings
 from tests.metrics import reference
 from tests.metrics.test_calibration import close, make_maps
 
@@ -316,3 +319,11 @@ def test_bytes_that_are_cut_short_or_changed_are_refused():
     for damaged in (content[:-1], content[:100], b"", content.replace(b"sketch/top", b"sketch/tip")):
         with pytest.raises(InputError, match=r"^from a stranger"):
             Sketch.from_bytes(damaged, "from a stranger")
+
+
+@pytest.mark.parametrize(("name", "value"), [("bins", 0), ("num_classes", 0), ("raw_pixels", -1), ("boundary", 1)])
+def test_settings_of_no_sketch_are_refused(name, value):
+    settings = {"bins": 1, "num_classes": 1, "raw_pixels": 0, "multilabel": False, "boundary": True}
+    assert _settings(SimpleNamespace(header={"sketch": settings}))[1] == 0
+    with pytest.raises(ValueError, match="missing or wrong"):
+        _settings(SimpleNamespace(header={"sketch": settings | {name: value}}, error=lambda *text: ValueError(text)))

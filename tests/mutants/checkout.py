@@ -39,6 +39,8 @@ class Checkout:
             target = self.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, target)
+        for built in (tree / "src").rglob("*.so"):  # git ignores what was compiled, and users have it
+            shutil.copy2(built, self.root / built.relative_to(tree))
         self._check_imported()
 
     def copy(self, folder: Path) -> Checkout:

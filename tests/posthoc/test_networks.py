@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from densecal.errors import InputError
 from densecal.posthoc import Batch, LogitHistogram, create
 from densecal.posthoc.networks.gradient import pixel_nll
+from densecal.posthoc.networks.local_temperature import _FLOOR
 from densecal.posthoc.networks.selective import mistakes
 from densecal.posthoc.scores import score_batches
 
@@ -313,3 +314,19 @@ def test_windows_of_local_temperature_see_the_mirror_image_at_borders(size):
 def test_a_call_without_images_is_refused(name):
     with pytest.raises(ValueError, match="without images"):
         create(name)(torch.zeros(1, 1, 8, 8))
+
+
+def test_four_gates_weigh_four_branches_and_the_picture():
+    calibrator = create("local-temperature").double()
+    for layer in (calibrator.branches, calibrator.gates, calibrator.picture):
+        layer.weight.data.zero_()
+    branches, gates, picture = [0.3, -0.5, 0.9, 0.2], [0.4, -0.2, 0.7, -1.1], 0.6
+    for layer, bias in ((calibrator.branches, branches), (calibrator.gates, gates), (calibrator.picture, [picture])):
+        layer.bias.data[:] = torch.tensor(bias)
+    g1, g2, g3, g4 = (1 / (1 + math.exp(-gate)) for gate in gates)
+    t1, t2, t3, t4 = branches
+    m = g3 * (g1 * t1 + (1 - g1) * t2) + (1 - g3) * (g2 * t3 + (1 - g2) * t4)
+    m = g4 * m + (1 - g4) * picture
+    z, images = torch.zeros(1, 1, 8, 8, dtype=torch.float64), torch.zeros(1, 3, 8, 8, dtype=torch.float64)
+    expected = math.log1p(math.exp(m + math.log(math.expm1(1.0)))) + _FLOOR  # T is 1 and the floor where m is 0
+    assert calibrator.temperatures(z, images).numpy() == pytest.approx(np.full((1, 1, 8, 8), expected), rel=1e-6)

@@ -135,8 +135,10 @@ def test_senseless_files_are_refused(name, change, problem):
 def test_one_value_is_refused():
     with pytest.raises(InputError, match="one value at all pixels"):
         create("spline").fit(histogram_of(np.ones(4), np.array([0, 1, 1, 1])))
-    with pytest.raises(InputError, match="3 to 100"):
-        create("spline", knots=2)
+    for knots in (2, 101):
+        with pytest.raises(InputError, match="3 to 100"):
+            create("spline", knots=knots)
+    assert [create("spline", knots=knots).knots for knots in (3, 100)] == [3, 100]
 
 
 # ------------------------------------------------------------------ prior shift

@@ -268,3 +268,11 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     assert problems == []
     assert sorted(os.listdir(tmp_path)) == ["last"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 100_000
+
+
+def test_a_folder_is_removed_also_where_an_earlier_removal_was_cut_short(tmp_path):
+    for name in ("last", "last.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    checkpoint._remove(tmp_path / "last")
+    assert not list(tmp_path.iterdir())
