@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,9 +12,8 @@ from numpy.typing import NDArray
 
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
-from densecal.io.readers.raw_values import open_values
-from densecal.io.readers.stored import FileArray, check_size, readable, refuse_key
-from densecal.io.urls import open_bytes
+from densecal.io.readers.raw_values import RawVolume, open_raw
+from densecal.io.readers.stored import FileArray, refuse_key
 
 _EXPECTED = "a complete MetaImage file"
 _TYPES = {
@@ -36,25 +34,24 @@ def open_metaimage(path: Path, key: str | None, max_values: int) -> Iterator[Fil
     """Open a MetaImage file."""
     name = str(path)
     refuse_key(key, name, "a MetaImage file")
-    with ExitStack() as stack:
-        with readable(name, _EXPECTED):
-            stream = stack.enter_context(open_bytes(path))
-            header = _read_header(stream, name)
-            dtype, shape = _kind(header, name)
-            check_size(shape, name, max_values)
-            size = math.prod(shape) * dtype.itemsize
-            is_local = header["ElementDataFile"] in ("LOCAL", "Local", "local")
-            detached = None if is_local else header["ElementDataFile"]
-            gzipped = header.get("CompressedData", "False").lower() == "true"
-            stream, offset = open_values(stack, path, stream, detached, gzipped, size)
-            if not gzipped and int(header.get("HeaderSize", "0")) == -1:
-                offset = stream.seek(0, 2) - size
-            end = stream.seek(0, 2)
-            if end < offset + size or offset < 0:
-                raise InputError(name, "a file cut short", _EXPECTED)
-            channels = len(shape) - 1
-            array = FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, channels))
+    with open_raw(path, _EXPECTED, max_values, lambda stream: _describe(_read_header(stream, name), name)) as array:
         yield array
+
+
+def _describe(header: Header, name: str) -> RawVolume:
+    dtype, shape = _kind(header, name)
+    gzipped = header.get("CompressedData", "False").lower() == "true"
+    is_local = header["ElementDataFile"] in ("LOCAL", "Local", "local")
+    axes = len(shape) - 1
+    return RawVolume(
+        dtype,
+        shape,
+        channels=axes,
+        geometry=_geometry(header, axes),
+        detached=None if is_local else header["ElementDataFile"],
+        gzipped=gzipped,
+        at_end=not gzipped and int(header.get("HeaderSize", "0")) == -1,
+    )
 
 
 def _read_header(stream: BinaryIO, name: str) -> Header:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,9 +12,8 @@ import numpy as np
 
 from densecal.errors import InputError
 from densecal.io.geometry import Geometry
-from densecal.io.readers.raw_values import open_values
-from densecal.io.readers.stored import FileArray, check_size, readable, refuse_key
-from densecal.io.urls import open_bytes
+from densecal.io.readers.raw_values import RawVolume, open_raw
+from densecal.io.readers.stored import FileArray, refuse_key
 
 _EXPECTED = "a complete NRRD file"
 _TYPES = {
@@ -43,23 +41,24 @@ def open_nrrd(path: Path, key: str | None, max_values: int) -> Iterator[FileArra
     """Open a NRRD file."""
     name = str(path)
     refuse_key(key, name, "a NRRD file")
-    with ExitStack() as stack:
-        with readable(name, _EXPECTED):
-            stream = stack.enter_context(open_bytes(path))
-            header = _read_header(stream, name)
-            dtype, shape = _kind(header, name)
-            check_size(shape, name, max_values)
-            size = math.prod(shape) * dtype.itemsize
-            encoding = header["encoding"].lower()
-            if encoding not in ("raw", "gzip", "gz"):
-                raise InputError(name, f"values in the encoding {encoding!r}", "raw or gzip")
-            detached = header.get("data file", header.get("datafile"))
-            stream, offset = open_values(stack, path, stream, detached, encoding != "raw", size)
-            if stream.seek(0, 2) < offset + size:
-                raise InputError(name, "a file cut short", _EXPECTED)
-            channels = _channels(header, len(shape), name)
-            array = FileArray(stream, name, offset, dtype, shape, channels, _geometry(header, len(shape), channels))
+    with open_raw(path, _EXPECTED, max_values, lambda stream: _describe(_read_header(stream, name), name)) as array:
         yield array
+
+
+def _describe(header: Header, name: str) -> RawVolume:
+    dtype, shape = _kind(header, name)
+    encoding = header["encoding"].lower()
+    if encoding not in ("raw", "gzip", "gz"):
+        raise InputError(name, f"values in the encoding {encoding!r}", "raw or gzip")
+    channels = _channels(header, len(shape), name)
+    return RawVolume(
+        dtype,
+        shape,
+        channels=channels,
+        geometry=_geometry(header, len(shape), channels),
+        detached=header.get("data file", header.get("datafile")),
+        gzipped=encoding != "raw",
+    )
 
 
 def _read_header(stream: BinaryIO, name: str) -> Header:

@@ -1,19 +1,71 @@
-"""Location of the plain numbers of a volume: after the header or in a file beside it, compressed or not."""
+"""Volumes of a text header and plain numbers: after the header or in a file beside it, compressed or not."""
 
 from __future__ import annotations
 
+import math
 import zlib
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from densecal.errors import InputError
+from densecal.io.geometry import Geometry
 from densecal.io.inflate import Inflated
+from densecal.io.readers.stored import FileArray, check_size, readable
 from densecal.io.spool import spooled
 from densecal.io.urls import open_bytes
 
 
-def open_values(
+@dataclass(frozen=True)
+class RawVolume:
+    """What a header says of its values.
+
+    Attributes:
+        dtype: Their type, with its byte order.
+        shape: Lengths of the axes, the fastest-varying axis last.
+        channels: The channel axis, if there is one.
+        geometry: Where voxels lie, if the header says so.
+        detached: The name of another file that holds the values, if there is one.
+        gzipped: Whether the values are compressed.
+        at_end: Whether the values are the last bytes of their file, wherever the header ends.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    channels: int | None
+    geometry: Geometry | None
+    detached: str | None
+    gzipped: bool
+    at_end: bool = False
+
+
+@contextmanager
+def open_raw(
+    path: Path, expected: str, max_values: int, read_header: Callable[[BinaryIO], RawVolume]
+) -> Iterator[FileArray]:
+    """Open the values of a volume whose header `read_header` reads from the beginning of the file."""
+    name = str(path)
+    with ExitStack() as stack:
+        with readable(name, expected):
+            stream = stack.enter_context(open_bytes(path))
+            volume = read_header(stream)
+            check_size(volume.shape, name, max_values)
+            size = math.prod(volume.shape) * volume.dtype.itemsize
+            stream, offset = _open_values(stack, path, stream, volume.detached, volume.gzipped, size)
+            end = stream.seek(0, 2)
+            if volume.at_end:
+                offset = end - size
+            if offset < 0 or end < offset + size:
+                raise InputError(name, "a file cut short", expected)
+            array = FileArray(stream, name, offset, volume.dtype, volume.shape, volume.channels, volume.geometry)
+        yield array
+
+
+def _open_values(
     stack: ExitStack, header: Path, stream: BinaryIO, detached: str | None, gzipped: bool, size: int
 ) -> tuple[BinaryIO, int]:
     """Open the values that a header describes.
