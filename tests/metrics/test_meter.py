@@ -361,12 +361,6 @@ def test_meters_of_different_kinds_do_not_merge(here, there, differs):
         CalibrationMeter(**here).merge(CalibrationMeter(**there))
 
 
-def test_a_result_is_printed_without_its_sketch():
-    result = calibration_errors(np.array([0.9, 0.2]), np.array([1, 0]))
-    assert "ece_ew=" in repr(result)
-    assert "sketch" not in repr(result)
-
-
 @pytest.mark.parametrize("ignore_index", [None, 0, 255])
 def test_labels_of_bytes_stay_bytes(ignore_index):
     assert integer_labels(np.zeros(3, np.uint8), ignore_index).dtype == np.uint8
