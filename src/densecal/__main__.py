@@ -12,9 +12,13 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"densecal {__version__}")
         return
-    from densecal.cli import main as run
+    try:
+        from densecal.cli import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # before a command began, for example while the command line was imported
+        print("densecal: stopped; the same command starts again", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -764,7 +764,7 @@ def test_tables_have_the_papers_form_of_over_confidence_and_its_other_binnings()
 def test_dice_and_iou_are_on_the_terminal_and_in_latex(whole):
     file, out = whole
     shown = "".join(rendered(table) for table in terminal_tables(summarise(load_matrix(file), out, "command")))
-    masks = (out / "table.tex").read_text().split("% masks at 0.5")[1]
+    masks = (out / "table.tex").read_text().split("% masks at 0.5")[1].split("% 95 %")[0]
     heads = ("Dice", "IoU", "Dice/image", "IoU/image")
     assert all(re.search(rf"\b{head}\b", shown) for head in heads)
     assert " & ".join(["Method", *[rf"{head} $\uparrow$" for head in heads] * 2]) + r" \\" in masks
@@ -776,6 +776,25 @@ def test_dice_and_iou_are_on_the_terminal_and_in_latex(whole):
     mean, spread = (f"{float(line[key]):.3f}" for key in ("dice_image_mean", "dice_image_mean_std"))
     assert mean in masks.split(r"\midrule")[1]
     assert f"{mean} ± {spread}" in shown
+
+
+def test_intervals_over_images_are_in_every_table(whole):
+    file, out = whole
+    rows, _ = figures_of(out)
+    first = next(row for row in rows if row["dataset"] == "held-out")
+    for key, factor, digits in (("ece_ew", 100, 2), ("dice_image_mean", 1, 3), ("iou_image_mean", 1, 3)):
+        intervals = first["figures"][key]["interval"]
+        assert len(intervals) == 2  # one per seed
+        low, high = (sum(ends) / 2 for ends in zip(*intervals.values(), strict=True))
+        mean, low, high = (f"{factor * value:.{digits}f}" for value in (first["figures"][key]["mean"], low, high))
+        assert f" {mean} ({low} to {high}) |" in (out / "table.md").read_text()
+        assert rf"{mean} {{\scriptsize({low}--{high})}}" in (out / "table.tex").read_text()
+        shown = rendered(terminal_tables(summarise(load_matrix(file), out, "command"))[-1])
+        assert f"{low} to {high}" in shown
+        line = next(r for r in csv.DictReader((out / "table.csv").open()) if r["dataset"] == "held-out")
+        assert [f"{factor * float(line[f'{key}_{end}']):.{digits}f}" for end in ("low", "high")] == [low, high]
+    intervals = (out / "table.tex").read_text().split("% 95 % intervals")[1]
+    assert r"\multicolumn{1}{c}{textures}" in intervals  # the ECE alone: images without an object have no Dice
 
 
 def rendered(table):

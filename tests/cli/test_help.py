@@ -38,6 +38,10 @@ def test_commands_are_listed_in_the_order_of_use():
     assert {(name,) for name in listed} == {path for path in COMMANDS if len(path) == 1}
 
 
+def test_ways_to_calibrate_are_listed_in_the_order_of_use():
+    assert list(COMMANDS[("calibrate",)].commands) == ["fit", "select", "apply", "prior"]
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_the_list_of_commands_says_what_their_own_help_says(name: str):
     assert LISTED[name][1] == " ".join(COMMANDS[(name,)].help.split("\n\n")[0].split())

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
 
+from densecal.__main__ import main
 from tests import running
 
 pytestmark = pytest.mark.usefixtures("heeds_ctrl_c")
@@ -55,3 +58,26 @@ def test_a_command_that_is_stopped_says_how_to_go_on(
         err == f"densecal: {name}: stopped; {continues if name == 'benchmark' else 'the same command starts again'}\n"
     )
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_before_a_command_begins_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class HalfImported(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "densecal.cli", HalfImported("densecal.cli"))
+    monkeypatch.setattr(sys, "argv", ["densecal", "evaluate", "maps", "masks"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "densecal: stopped; the same command starts again\n"
+
+
+def test_ctrl_c_while_the_arguments_are_read_is_told(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.core.TyperGroup.make_context", interrupted)
+    assert running.run("evaluate", "maps", "masks")[::2] == (130, "densecal: stopped; the same command starts again\n")

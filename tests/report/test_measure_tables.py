@@ -16,7 +16,7 @@ from densecal.report import measure_sections
 from densecal.report.cases import AVERAGES
 from densecal.report.measure_tables import REGIONS, calibrated_line, measure_tables
 from densecal.report.page import Page, page_text
-from densecal.report.tables import csv_text, decomposition_table, figure_table, latex_text
+from densecal.report.tables import csv_text, decomposition_table, figure_table, interval_table, latex_text
 from tests.metrics.test_regions import scene, write
 
 
@@ -56,6 +56,29 @@ def test_csv_and_latex_have_the_new_figures(record):
     shown = f"{100 * record.calibration['brier_refinement']:.2f}"
     assert shown in latex_text([record])
     assert shown in text_of(decomposition_table([record]))
+
+
+def test_tables_of_several_methods_have_the_intervals_of_the_ece_and_of_the_masks(record):
+    other = replace(record, name="other")
+    shown, latex = text_of(interval_table([record, other])), latex_text([record, other]).split("% 95 % intervals")[1]
+    low, high = (f"{100 * end:.2f}" for end in record.calibration.ci["ece_ew"])
+    assert f"{low} to {high}" in shown
+    row = next(line for line in latex.splitlines() if " & other & " in line)
+    assert row.split(" & ")[2] == rf"{100 * record.calibration['ece_ew']:.2f} {{\scriptsize({low}--{high})}}"
+    for key in ("dice_image_mean", "iou_image_mean"):
+        low, high = (f"{end:.3f}" for end in record.segmentation_ci[key])
+        assert shown.count(f"{low} to {high}") == 2
+        assert latex.count(rf"{record.segmentation[key]:.3f} {{\scriptsize({low}--{high})}}") == 2
+
+
+def test_records_without_intervals_have_no_table_of_them(record):
+    bare = replace(record, calibration=replace(record.calibration, ci={}), segmentation_ci=None)
+    assert interval_table([bare]) is None
+    assert "intervals" not in latex_text([bare])
+    mixed = text_of(interval_table([record, replace(bare, name="bare")]))
+    row = next(line for line in mixed.splitlines() if "bare" in line)
+    assert f"{100 * record.calibration['ece_ew']:.2f}" in row
+    assert mixed.count(" to ".join(f"{end:.3f}" for end in record.segmentation_ci["dice_image_mean"])) == 1
 
 
 def test_the_most_probable_classes_are_on_the_terminal_the_page_and_in_the_csv(record):

@@ -1,8 +1,8 @@
 """A benchmark's folder packed into one text file: what its tables and figures over settings need of every result.
 
 A line is the JSON of one task: its ``result.json`` and the log of its run. The bulk of the result files is left out:
-curves, histograms, joint densities, intervals and the entropy of every image. Joint densities and reports therefore
-need the folder itself.
+curves, histograms, joint densities, the intervals that no table shows and the entropy of every image. Joint densities
+and reports therefore need the folder itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from densecal.benchmark.plan import RESULT
+from densecal.benchmark.summary import WITH_INTERVALS
 from densecal.errors import InputError
 from densecal.evaluation.record import VALIDATION
 from densecal.io.atomic import write_text
@@ -25,8 +26,8 @@ from densecal.metrics.ood import separation
 _EXPECTED = "a benchmark that densecal.benchmark.packed packed"
 _LOG = Path("run", "log.jsonl")
 _RECORD = (
-    "schema", "name", "dataset", "images", "pixels", "calibration", "segmentation", "entropy", "calibrator",
-    "more_bins",
+    "schema", "name", "dataset", "images", "pixels", "calibration", "segmentation", "segmentation_ci",
+    "entropy", "calibrator", "more_bins",
 )  # fmt: skip
 _UNPACKED: dict[str, Any] = {
     "skipped": [],
@@ -128,7 +129,9 @@ def _entropies(record: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def _packed_record(record: dict[str, Any]) -> dict[str, Any]:
     packed = {key: record[key] for key in _RECORD if key in record}
-    packed["calibration"] = _without_intervals(record["calibration"])
+    intervals = record["calibration"].get("ci", {})
+    shown = {key: intervals[key] for section, key in WITH_INTERVALS if section == "calibration" and key in intervals}
+    packed["calibration"] = _without_intervals(record["calibration"]) | {"ci": shown}
     if record.get("more_bins"):
         packed["more_bins"] = {bins: _without_intervals(figures) for bins, figures in record["more_bins"].items()}
     if record.get("entropy"):
@@ -141,7 +144,7 @@ def _without_intervals(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked_record(packed: dict[str, Any]) -> dict[str, Any]:
-    record = {**_UNPACKED, **packed, "calibration": {**packed["calibration"], "ci": {}}}
+    record = {**_UNPACKED, **packed, "calibration": {"ci": {}, **packed["calibration"]}}
     if packed.get("more_bins"):
         record["more_bins"] = {bins: {**figures, "ci": {}} for bins, figures in packed["more_bins"].items()}
     if packed.get("entropy"):

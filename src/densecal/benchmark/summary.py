@@ -24,6 +24,13 @@ from densecal.io.documents import parse_json, read_text
 from densecal.metrics.entropy import drop_missing
 from densecal.metrics.ood import Separation, separation
 
+WITH_INTERVALS = (
+    ("calibration", "ece_ew"),
+    ("segmentation", "dice_image_mean"),
+    ("segmentation", "iou_image_mean"),
+)
+"""The figures, by section and key, whose 95 % intervals over images the tables show."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -68,6 +75,12 @@ class Row:
         """
         values = {seed: self._value(seed, section, key, bins) for seed in self.records}
         return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+    def intervals(self, section: str, key: str) -> dict[str, Interval]:
+        """Return the 95 % interval of a figure by seed; empty if a seed has none."""
+        intervals = {seed: known_interval(_intervals(record, section), key) for seed, record in self.records.items()}
+        known = {seed: interval for seed, interval in intervals.items() if interval is not None}
+        return known if len(known) == len(intervals) else {}
 
     def _value(self, seed: str, section: str, key: str, bins: int | None) -> float:
         record = self.records[seed]
@@ -171,6 +184,12 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
 
+def mean_interval(intervals: Iterable[Interval]) -> Interval | None:
+    """Return the means of the ends, which is how far the figure of one run is known; None without intervals."""
+    lows, highs = tuple(zip(*intervals, strict=True)) or ((), ())
+    return (statistics.fmean(lows), statistics.fmean(highs)) if lows else None
+
+
 def _add(summary: Summary, by_row: dict[tuple[str, ...], Row], task: Task, result: Result) -> None:
     """Add the evaluations of a result to their rows."""
     outside = {dataset.name for dataset in summary.matrix.datasets if dataset.shows_no_object}
@@ -224,10 +243,8 @@ def _figure(row: Row, section: str, key: str, bins: int | None = None) -> dict[s
     values = row.values(section, key, bins)
     mean, std = spread(values.values())
     figure: dict[str, Any] = {"mean": mean, "std": std, "seeds": values}
-    if section in ("calibration", "segmentation") and bins is None:
-        intervals = {seed: known_interval(_intervals(record, section), key) for seed, record in row.records.items()}
-        if all(intervals.values()):
-            figure["interval"] = intervals
+    if section in ("calibration", "segmentation") and bins is None and (intervals := row.intervals(section, key)):
+        figure["interval"] = intervals
     return figure
 
 

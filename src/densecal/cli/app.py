@@ -182,6 +182,15 @@ class _Commands(_Group):
         finally:
             self._is_listing = False
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the arguments; Ctrl-C becomes `Preempted`, for which typer has no words."""
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt:
+            stopped = Preempted("stopped; the same command starts again")
+            stopped.number = signal.SIGINT
+            raise stopped from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C and SIGTERM become `Preempted`."""
         received: list[int] = []

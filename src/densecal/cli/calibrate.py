@@ -155,3 +155,7 @@ def calibrate_apply(
 def _parameters(data: dict[str, object]) -> str:
     """Return the parameters of a calibrator that are single numbers, as text."""
     return "".join(f", {name} {value:.6g}" for name, value in data.items() if isinstance(value, float))
+
+
+_ORDER = ("fit", "select", "apply", "prior")
+calibrate_app.registered_commands.sort(key=lambda command: _ORDER.index(command.name or ""))  # the order of use

@@ -347,6 +347,7 @@ def report_evaluations(
         csv_text,
         decomposition_table,
         figure_table,
+        interval_table,
         latex_text,
     )
 
@@ -354,7 +355,8 @@ def report_evaluations(
     others = [evaluation.record for evaluation in outside]
     out = console(json, csv, latex)
     if len(records) > 1:
-        out.print(comparison_table(records), binning_table(records), decomposition_table(records))
+        tables = (comparison_table(records), binning_table(records), decomposition_table(records))
+        out.print(*tables, *filter(None, [interval_table(records)]))
     else:
         out.print(figure_table(records[0]), *measure_tables(records))
         if line := calibrated_line(records[0]):

@@ -137,7 +137,7 @@ def demo(
     Example: `densecal demo --out demo`
     """
     from densecal.demo import run_demo
-    from densecal.report.tables import comparison_table
+    from densecal.report.tables import comparison_table, interval_table
 
     try:
         with progress_bar(keep=True) as report:
@@ -145,5 +145,6 @@ def demo(
     except Preempted as stopped:
         stopped.args = (f"{out}: stopped; the same command starts from the beginning",)
         raise
-    console().print(comparison_table([evaluation.record for evaluation in evaluations]))
+    records = [evaluation.record for evaluation in evaluations]
+    console().print(comparison_table(records), *filter(None, [interval_table(records)]))
     print_line(f"The page: {out / 'report.html'}")

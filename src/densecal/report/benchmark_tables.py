@@ -12,8 +12,9 @@ from typing import Any
 from rich.table import Table
 
 from densecal.benchmark.studies import EffectiveRange, effective_ranges, sweeps
-from densecal.benchmark.summary import Row, Summary, results, spread
+from densecal.benchmark.summary import WITH_INTERVALS, Row, Summary, mean_interval, results, spread
 from densecal.benchmark.tuning import MAX_DROP
+from densecal.evaluation.measures import Interval
 from densecal.io.atomic import write_json, write_text
 from densecal.io.csv_rows import csv_rows
 from densecal.names import printable
@@ -37,7 +38,10 @@ MASKS = {
     )
 }
 """How good the masks are: a table of its own on the terminal and in LaTeX, and among the details in Markdown."""
+INTERVALS = "95 % intervals over images, for one run: figures and ends are means over seeds"
+"""Title of the table of figures with intervals."""
 SWEPT = (*MAIN, _BY_KEY["f_max"], _BY_KEY["miou"])
+_WITH_INTERVALS = [key for _, key in WITH_INTERVALS]
 _ARROWS: dict[Callable[[list[float]], float], str] = {min: r"$\downarrow$", max: r"$\uparrow$"}
 _AFTER_BRIER = COLUMNS.index(_BY_KEY["brier"]) + 1
 DETAILS = (*COLUMNS[:_AFTER_BRIER], _NLL, *COLUMNS[_AFTER_BRIER:], *_OOD)
@@ -60,8 +64,10 @@ class Line:
 
 Cell = tuple[str, Column]
 """A column of a table: the data set and the figure."""
+Body = list[tuple[Line, list[str], bool]]
+"""The lines of a table, their texts, and whether each is the last of its group."""
 Style = Callable[[str, str, str], str]
-"""From mean, spread (may be empty) and mark to text."""
+"""From mean, spread or interval (may be empty) and mark to text."""
 
 
 def write_tables(summary: Summary, out: Path) -> None:
@@ -77,24 +83,31 @@ def write_tables(summary: Summary, out: Path) -> None:
 
 
 def terminal_tables(summary: Summary) -> list[Table]:
-    """Return the tables of every binning and of the masks for the terminal."""
+    """Return the tables of every binning, of the masks and of intervals for the terminal."""
+    lines = _lines(summary, grid=False)
+    styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+
+    def style(mean: str, std: str, mark: str) -> str:
+        return styles[mark].format(mean) + (f" ± {std}" if std else "")
+
     head = f"Calibration in per cent: mean ± standard deviation over seeds; best bold, second underlined. {WEIGHTED}"
-    return [
-        _terminal_table(summary, f"{head}\n{title}" if columns is MAIN else title, columns)
-        for title, columns in _nonempty_tables(summary, PAPER | MASKS)
-    ]
+    tables = []
+    for title, columns in _nonempty_tables(summary, PAPER | MASKS):
+        cells = _cells(summary, columns)
+        full_title = f"{head}\n{title}" if columns is MAIN else title
+        tables.append(_terminal_table(full_title, cells, _texts(lines, cells, style)))
+    if cells := _interval_cells(summary, lines):
+        ends = _interval_texts(lines, cells, lambda mean, ends, _: f"{mean}\n{ends}", " to ")
+        tables.append(_terminal_table(INTERVALS, cells, ends))
+    return tables
 
 
-def _terminal_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> Table:
-    lines, cells = _lines(summary, grid=False), _cells(summary, columns)
+def _terminal_table(title: str, cells: list[Cell], body: Body) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("method")
     for dataset, column in cells:
         table.add_column(f"{terminal_text(dataset)}\n{column.heading}", justify="right")
-    styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
-    for line, texts, is_last in _texts(
-        lines, cells, lambda m, s, mark: styles[mark].format(m) + (f" ± {s}" if s else "")
-    ):
+    for line, texts, is_last in body:
         table.add_row(terminal_text(line.name), *texts, end_section=is_last)
     return table
 
@@ -115,6 +128,9 @@ def markdown_text(summary: Summary) -> str:
         parts.append(_markdown_table(lines, _cells(summary, MAIN)))
         for title, columns in _nonempty_tables(summary, PAPER)[1:]:
             parts += [f"## {title}", _markdown_table(lines, _cells(summary, columns))]
+        if cells := _interval_cells(summary, lines):
+            body = _interval_texts(lines, cells, lambda mean, ends, _: f"{mean} ({ends})", " to ")
+            parts += [f"## {INTERVALS}", _markdown(_markdown_heads(cells), _markdown_rows(body))]
         for dataset in summary.datasets:
             parts += [f"## {dataset}", _markdown_table(lines, _detail_cells(summary, dataset, lines))]
         if any(row.ood for row in summary.rows):
@@ -134,7 +150,13 @@ def markdown_text(summary: Summary) -> str:
 
 
 def latex_text(summary: Summary) -> str:
-    """Return the tables of every binning and of the masks in booktabs style, laid out like the paper's."""
+    """Return the tables of every binning, of the masks and of intervals (booktabs), laid out like the paper's."""
+    lines = _lines(summary, grid=False)
+    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+
+    def style(mean: str, std: str, mark: str) -> str:
+        return marks[mark].format(mean) + (rf" {{\scriptsize$\pm$ {std}}}" if std else "")
+
     head = [
         r"% densecal benchmark; needs \usepackage{booktabs}",
         "% calibration in per cent, mean and standard deviation over seeds",
@@ -142,12 +164,17 @@ def latex_text(summary: Summary) -> str:
         f"% made by: {printable(summary.command)}",
         "",
     ]
-    tables = (_latex_table(summary, title, columns) for title, columns in _nonempty_tables(summary, PAPER | MASKS))
+    tables = []
+    for title, columns in _nonempty_tables(summary, PAPER | MASKS):
+        cells = _cells(summary, columns)
+        tables.append(_latex_table(title, cells, _texts(lines, cells, style)))
+    if cells := _interval_cells(summary, lines):
+        ends = _interval_texts(lines, cells, lambda mean, ends, _: rf"{mean} {{\scriptsize({ends})}}", "--")
+        tables.append(_latex_table(INTERVALS, cells, ends))
     return "\n".join([*head, *tables])
 
 
-def _latex_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> str:
-    lines, cells = _lines(summary, grid=False), _cells(summary, columns)
+def _latex_table(title: str, cells: list[Cell], body: Body) -> str:
     heads, rules, first = [], [], 2
     for dataset, width in Counter(dataset for dataset, _ in cells).items():
         heads.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(dataset)}}}")
@@ -162,12 +189,6 @@ def _latex_table(summary: Summary, title: str, columns: tuple[Column, ...]) -> s
         " & ".join(["Method", *(f"{column.latex} {_ARROWS[column.best]}" for _, column in cells)]) + r" \\",
         r"\midrule",
     ]
-    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-
-    def style(mean: str, std: str, mark: str) -> str:
-        return marks[mark].format(mean) + (rf" {{\scriptsize$\pm$ {std}}}" if std else "")
-
-    body = list(_texts(lines, cells, style))
     for i, (line, texts, is_last) in enumerate(body):
         out.append(" & ".join([escape_latex(line.name), *texts]) + r" \\")
         if is_last and i + 1 < len(body):
@@ -183,6 +204,9 @@ def csv_text(summary: Summary) -> str:
         line |= {key: value for key, value in entry["method"].items() if key in _swept_keys(summary)}
         for key, figure in entry["figures"].items():
             line[key], line[f"{key}_std"] = _number_text(figure["mean"]), _number_text(figure["std"])
+            ends = mean_interval(figure.get("interval", {}).values()) if key in _WITH_INTERVALS else None
+            if ends:
+                line[f"{key}_low"], line[f"{key}_high"] = map(_number_text, ends)
         lines.append(line)
     return csv_rows(lines)
 
@@ -209,6 +233,18 @@ def _cells(summary: Summary, columns: tuple[Column, ...], lines: list[Line] | No
 def _nonempty_tables(summary: Summary, tables: dict[str, tuple[Column, ...]]) -> list[tuple[str, tuple[Column, ...]]]:
     """Return the tables that there are figures for, with their titles."""
     return [(title, columns) for title, columns in tables.items() if columns is MAIN or _cells(summary, columns)]
+
+
+def _interval_cells(summary: Summary, lines: list[Line]) -> list[Cell]:
+    """Return the columns of every data set that has intervals for them."""
+    cells = _cells(summary, tuple(_BY_KEY[key] for key in _WITH_INTERVALS), lines)
+    return [cell for cell in cells if any(_ends(line, cell) for line in lines)]
+
+
+def _ends(line: Line, cell: Cell) -> Interval | None:
+    dataset, column = cell
+    row = line.rows.get(dataset)
+    return mean_interval(row.intervals(column.section, column.key).values()) if row else None
 
 
 def _detail_cells(summary: Summary, dataset: str, lines: list[Line]) -> list[Cell]:
@@ -247,9 +283,24 @@ def _marks(lines: list[Line], cell: Cell) -> dict[str, str]:
     return marks
 
 
-def _texts(
-    lines: list[Line], cells: list[Cell], style: Style, marked: bool = True
-) -> list[tuple[Line, list[str], bool]]:
+def _interval_texts(lines: list[Line], cells: list[Cell], style: Style, between: str) -> Body:
+    """Return each line with its figures and their intervals, unmarked."""
+    body = []
+    for i, line in enumerate(lines):
+        texts = []
+        for cell in cells:
+            text, ends = cell[1].text(_mean_and_spread(line, cell)[0]), _ends(line, cell)
+            texts.append(style(text, between.join(map(cell[1].text, ends)), "") if ends else text)
+        body.append((line, texts, _is_last(lines, i)))
+    return body
+
+
+def _is_last(lines: list[Line], i: int) -> bool:
+    """Return whether a line is the last of its group."""
+    return i + 1 == len(lines) or lines[i + 1].group != lines[i].group
+
+
+def _texts(lines: list[Line], cells: list[Cell], style: Style, marked: bool = True) -> Body:
     """Return each line with its texts, and whether it is the last of its group."""
     marks = [_marks(lines, cell) if marked else {} for cell in cells]
     styled = []
@@ -260,7 +311,7 @@ def _texts(
             text = cell[1].text(mean)
             shown = "" if math.isnan(std) else cell[1].text(std)
             texts.append(style(text, shown, mark.get(text, "") if line.competes else ""))
-        styled.append((line, texts, i + 1 == len(lines) or lines[i + 1].group != line.group))
+        styled.append((line, texts, _is_last(lines, i)))
     return styled
 
 
@@ -268,11 +319,18 @@ def _texts(
 
 
 def _markdown_table(lines: list[Line], cells: list[Cell], marked: bool = True) -> str:
-    several = len({dataset for dataset, _ in cells}) > 1
-    heads = ["method", *(f"{dataset} {column.heading}" if several else column.heading for dataset, column in cells)]
     marks = {"best": "**{}**", "second": "*{}*", "": "{}"}
     body = _texts(lines, cells, lambda m, s, mark: marks[mark].format(m) + (f" ± {s}" if s else ""), marked)
-    return _markdown(heads, [[line.name, *texts] for line, texts, _ in body])
+    return _markdown(_markdown_heads(cells), _markdown_rows(body))
+
+
+def _markdown_heads(cells: list[Cell]) -> list[str]:
+    several = len({dataset for dataset, _ in cells}) > 1
+    return ["method", *(f"{dataset} {column.heading}" if several else column.heading for dataset, column in cells)]
+
+
+def _markdown_rows(body: Body) -> list[list[str]]:
+    return [[line.name, *texts] for line, texts, _ in body]
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

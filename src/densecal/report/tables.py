@@ -154,12 +154,31 @@ def decomposition_table(records: list[Record]) -> Table:
     return _comparison(records, _with_figures(DECOMPOSITION, records), title)
 
 
-def _comparison(records: list[Record], columns: Sequence[Column], title: str) -> Table:
+def interval_table(records: list[Record]) -> Table | None:
+    """Return the figures that have 95 % intervals, each with its own; None where no figure has one."""
+    columns = _with_intervals(records)
+    if not columns:
+        return None
+    table = _empty_table(columns, "95 % intervals, calibration in per cent")
+    for dataset, group in by_dataset(records).items():
+        for record in group:
+            cells = [_with_ends(c, record, "{}\n{}", " to ") for c in columns]
+            table.add_row(terminal_text(dataset), terminal_text(record.name), *cells)
+        table.add_section()
+    return table
+
+
+def _empty_table(columns: Sequence[Column], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("data set")
     table.add_column("method")
     for column in columns:
         table.add_column(column.heading, justify="right")
+    return table
+
+
+def _comparison(records: list[Record], columns: Sequence[Column], title: str) -> Table:
+    table = _empty_table(columns, title)
     for dataset, group in by_dataset(records).items():
         best = best_values(group, columns)
         for record in group:
@@ -237,16 +256,32 @@ def csv_text(records: list[Record]) -> str:
 def latex_text(records: list[Record]) -> str:
     """Return booktabs tables, with calibration in per cent and the best of each data set in bold.
 
-    The second table has the errors of other binnings, the third what recalibration could remove of the scores.
+    The second table has the errors of other binnings, the third what recalibration could remove of the scores, and
+    the last the figures that have 95 % intervals.
     """
     weighted = r"OE with a subscript: weighted by confidence, as in the paper's tables; OE: the formula of its text"
     head = [r"% densecal evaluate; needs \usepackage{booktabs}", f"% {weighted}", ""]
     shown = (used_columns(records), _binnings(records), _with_figures(DECOMPOSITION, records))
-    tables = [_latex_table(records, columns) for columns in shown if columns]
+    tables = [_latex_table(records, columns, _latex_best) for columns in shown if columns]
+    if columns := _with_intervals(records):
+        tables += ["% 95 % intervals", _latex_table(records, columns, _latex_ends)]
     return "\n".join([*head, *tables])
 
 
-def _latex_table(records: list[Record], columns: Sequence[Column]) -> str:
+def _latex_best(group: Sequence[Record], columns: Sequence[Column]) -> list[list[str]]:
+    best = best_values(group, columns)
+    return [[_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns] for record in group]
+
+
+def _latex_ends(group: Sequence[Record], columns: Sequence[Column]) -> list[list[str]]:
+    return [[_with_ends(c, record, r"{} {{\scriptsize({})}}", "--") for c in columns] for record in group]
+
+
+def _latex_table(
+    records: list[Record],
+    columns: Sequence[Column],
+    cells_of: Callable[[Sequence[Record], Sequence[Column]], list[list[str]]],
+) -> str:
     lines = [
         r"\begin{tabular}{ll" + "r" * len(columns) + "}",
         r"\toprule",
@@ -254,9 +289,7 @@ def _latex_table(records: list[Record], columns: Sequence[Column]) -> str:
     ]
     for dataset, group in by_dataset(records).items():
         lines.append(r"\midrule")
-        best = best_values(group, columns)
-        for record in group:
-            cells = [_bold(c, c.value(record), best[c.key], r"\textbf{{{}}}") for c in columns]
+        for record, cells in zip(group, cells_of(group, columns), strict=True):
             lines.append(" & ".join([escape_latex(dataset), escape_latex(record.name), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -280,6 +313,17 @@ def _binnings(records: Sequence[Record]) -> list[Column]:
 
 def _with_figures(columns: Sequence[Column], records: Sequence[Record]) -> list[Column]:
     return [c for c in columns if any(not math.isnan(c.value(r)) for r in records)]
+
+
+def _with_intervals(records: Sequence[Record]) -> list[Column]:
+    """Return the columns of the first table that have an interval in some record."""
+    return [c for c in COLUMNS if any(c.interval(record) for record in records)]
+
+
+def _with_ends(column: Column, record: Record, markup: str, between: str) -> str:
+    """Return a figure with the ends of its interval, or alone if it has none."""
+    text, ends = column.text(column.value(record)), between.join(map(column.text, column.interval(record)))
+    return markup.format(text, ends) if ends else text
 
 
 def best_values(group: Sequence[Record], columns: Sequence[Column]) -> dict[str, float]:
