@@ -1,5 +1,6 @@
 """Shared by all tests: the specification's test vectors, and how property tests choose examples."""
 
+import atexit
 import gc
 import json
 import signal
@@ -8,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
 # the same examples in every run, so that a change is not blamed for what another search finds; `make soak` searches.
 # No deadline: a busy machine is no fault of the code.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -48,13 +47,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # so that the interpreter frees it all at its end, which packages in C++ check
+        # the interpreter frees it all at its end, which packages in C++ check; pytest looks for garbage before that
+        atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # not above: the process that only hands out the tests need not wait for it
+
+    torch.set_num_threads(1)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

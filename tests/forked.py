@@ -120,10 +120,25 @@ def run(
 
 def run_ranks(module: str, folder: Path) -> None:
     """Run `worker(rank, folder)` of a test module as ranks 0 and 1, in processes at the same time."""
-    code = f"import sys; from {module} import worker; worker(int(sys.argv[1]), sys.argv[2])"
-    ranks = [start([sys.executable, "-c", code, str(rank), folder], cwd=ROOT) for rank in (0, 1)]
-    errors = [rank.communicate()[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    done = run([sys.executable, "-c", _RANKS.format(module=module), folder], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# the module is imported once, before the ranks are forked; others end with the first that fails
+_RANKS = """
+import multiprocessing, sys
+from multiprocessing.connection import wait
+from {module} import worker
+create = multiprocessing.get_context("fork").Process
+ranks = [create(target=worker, args=(rank, sys.argv[1]), daemon=True) for rank in (0, 1)]
+for rank in ranks:
+    rank.start()
+running = ranks
+while running and not any(rank.exitcode for rank in ranks):
+    wait([rank.sentinel for rank in running])
+    running = [rank for rank in running if rank.is_alive()]
+sys.exit(any(rank.exitcode for rank in ranks))
+"""
 
 
 @functools.cache

@@ -188,7 +188,7 @@ def test_scenes_on_a_disk_that_is_really_full_are_one_line(tmp_path):
 
 
 def test_an_unforeseen_error_of_the_system_names_the_path(tmp_path):
-    script = "import densecal.cli as cli\ncli.app = lambda: open('missing\\x1b/file')\ncli.main()"
+    script = "import densecal.cli as cli\ncli._command = lambda: open('missing\\x1b/file')\ncli.main()"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith(r"densecal: missing\x1b/file: No such file or directory; expected ")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import sys
 import traceback
+from typing import Any
+
+import typer
 
 from densecal.cli.app import app
 from densecal.cli.common import print_note, warnings_as_lines
@@ -32,7 +36,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # print every result, even on a terminal that is not UTF-8
     try:
         with warnings_as_lines():
-            app()
+            _command()()
     except InputError as error:
         print_note(f"densecal: {error}")
         sys.exit(2)
@@ -50,6 +54,12 @@ def main() -> None:
     except Preempted as stopped:
         print_note(f"densecal: {stopped}")
         sys.exit(128 + stopped.number)
+
+
+@functools.cache
+def _command() -> Any:
+    """Return the application with the commands that were asked for, which a process derives from their types once."""
+    return typer.main.get_command(app)
 
 
 def _extra_for(error: ModuleNotFoundError) -> str:

@@ -327,10 +327,11 @@ def percentiles(values: Floats) -> Interval:
     return float(low), float(high)
 
 
-def _size(theta: Floats, name: str) -> Floats:
-    """Return the figure of gaps (bins, ...)."""
+def _size(theta: Floats, name: str, out: Floats | None = None) -> Floats:
+    """Return the figure of gaps (bins, ...); with ``out``, an array like them is overwritten and none is made."""
     sign = _SIGNS[name]
-    return np.asarray((np.abs(theta) if sign == 0.0 else np.maximum(sign * theta, 0.0)).sum(axis=0))
+    counted = np.abs(theta, out=out) if sign == 0.0 else np.maximum(np.multiply(sign, theta, out=out), 0.0, out=out)
+    return np.asarray(counted.sum(axis=0))
 
 
 def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]:
@@ -353,8 +354,11 @@ def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]
     def above(m: float) -> Floats:
         return np.asarray(theta + m * upward)
 
+    moved = np.empty_like(noise)
+
     def is_plausible(gaps: Floats, side: int) -> bool:
-        return bool(np.mean(side * (_size(gaps[:, None] + noise, name) - estimate) >= 0.0) >= _TAIL)
+        sizes = _size(np.add(gaps[:, None], noise, out=moved), name, out=moved)
+        return bool(np.count_nonzero(side * (sizes - estimate) >= 0.0) / len(sizes) >= _TAIL)
 
     if is_plausible(below(np.inf), 1):
         low = float(_size(below(np.inf), name))

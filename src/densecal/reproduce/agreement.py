@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 
-from scipy.stats import spearmanr
-
 from densecal.benchmark.studies import AlphaPath, Sweep, convergence, reference_value, sweeps
 from densecal.benchmark.summary import Summary, spread
 from densecal.evaluation.record import VALIDATION
@@ -75,6 +73,8 @@ def _signs(column: Heading, pairs: dict[str, tuple[float, float]]) -> str:
 def _order(column: Heading, pairs: dict[str, tuple[float, float]]) -> str:
     if len(pairs) < _FEWEST:
         return ""
+    from scipy.stats import spearmanr  # takes as long to import as all else the command needs before it trains
+
     ours, paper = zip(*pairs.values(), strict=True)
     return f"{column.text} rank correlation {spearmanr(ours, paper).statistic:.2f} ({len(pairs)} rows)"
 
