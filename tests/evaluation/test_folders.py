@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from densecal.data.pairs import dataset_name
-from densecal.evaluation.folders import evaluate
+from densecal.evaluation.folders import evaluate, score_all
+from densecal.evaluation.worker import Part, Settings
+from densecal.io.pairs import Pair
 from densecal.metrics import calibration_errors, intervals
+from densecal.runtime.progress import silent
 from tests.running import run
 
 SIZE = (30, 40)
@@ -652,3 +656,45 @@ def test_one_image_or_group_has_null_intervals_in_every_output(folders, tmp_path
     assert '"intervals":{}' in page
     assert "nan" not in re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S).lower()
     assert "+0.00" in page
+
+
+class CountingEngine:
+    """An engine that keeps some calls under way, and takes the same time for every pair."""
+
+    def __init__(self, ahead: int, seconds: float) -> None:
+        self.ahead, self.seconds = ahead, seconds
+        self.sizes: list[int] = []
+
+    def map(self, function, calls, *, gpu=False):
+        pending = deque()
+        for pairs, *_ in calls:
+            self.sizes.append(len(pairs))
+            pending.append(Part(stems=[pair.stem for pair in pairs], seconds=self.seconds * len(pairs)))
+            if len(pending) > self.ahead:
+                yield pending.popleft()
+        yield from pending
+
+
+def sizes_of_calls(pairs: int, ahead: int, seconds: float) -> list[int]:
+    engine = CountingEngine(ahead, seconds)
+    named = [Pair(f"{i:05}", Path("map.png"), Path("mask.png")) for i in range(pairs)]
+    total, _ = score_all(named, Settings(full=False), 1, False, silent, engine=engine)
+    assert total.stems == [pair.stem for pair in named]
+    return engine.sizes
+
+
+def test_calls_take_about_a_second_from_the_second_one_on():
+    assert sizes_of_calls(2000, 0, 1e-3) == [32, 512, 512, 512, 432]
+    assert sizes_of_calls(400, 0, 1e-2) == [32, *[96] * 3, 80]
+    assert sizes_of_calls(100, 0, 2.0) == [32, 32, 32, 4]
+
+
+@pytest.mark.parametrize("pairs", [1000, 1280, 5000])
+def test_no_call_is_larger_than_a_share_of_what_is_left_among_those_under_way(pairs):
+    ahead = 6  # of two workers
+    sizes = sizes_of_calls(pairs, ahead, 1e-4)
+    left = pairs - np.cumsum([0, *sizes])
+    shares = left[:-1] / (ahead + 1)
+    assert all(size <= max(32, share + 32 / (ahead + 1)) for size, share in zip(sizes, shares, strict=True))
+    assert sizes[: ahead + 1] == [32] * (ahead + 1)
+    assert max(sizes) >= min(512, shares[ahead + 1] - 32)

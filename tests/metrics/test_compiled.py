@@ -15,13 +15,13 @@ from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 from densecal.metrics import compiled, sketch
 from densecal.metrics.calibration import CalibrationMeter
-from densecal.metrics.cases import neighbour_confidences
+from densecal.metrics.cases import level_neighbours
 from densecal.metrics.confusion import ConfusionMeter, winners
 from densecal.metrics.geometry import MAX_LIMIT, distance_squared
 from densecal.metrics.levels import boundary_zones
 from densecal.metrics.regions import object_size
-from densecal.metrics.segmentation import SegmentationMeter, _count_quadrants, count_levels
-from densecal.metrics.structure import centroid_cut, weighted_f_of_levels
+from densecal.metrics.segmentation import SegmentationMeter, _summarize, count_both_ways, count_levels, count_quadrants
+from densecal.metrics.structure import extent_of, weighted_f_of_levels
 
 needs_native = pytest.mark.skipif(compiled.native is None, reason="installed without a compiler")
 
@@ -47,14 +47,15 @@ def figures(levels: np.ndarray, mask: np.ndarray) -> list[object]:
     return [
         count_levels(levels, mask).tolist(),
         count_levels(levels, mask, zones, 3).tolist(),
-        _count_quadrants(levels, mask).tolist(),
+        count_quadrants(levels, mask).tolist(),
+        *(counts.tolist() for counts in count_both_ways(levels, mask, zones, 3)),
+        _summarize(count_quadrants(levels, mask)),
         zones.tolist(),
         *(distance_squared(mask, limit).tolist() for limit in (1, 7, 100, MAX_LIMIT)),
-        centroid_cut(mask),
+        extent_of(mask),
         object_size(mask),
-        neighbour_confidences(np.maximum(levels, 255 - levels), levels > 127, None),
-        neighbour_confidences(levels, (levels // 50), None),
-        weighted_f_of_levels(levels, mask),
+        level_neighbours(levels, None),
+        weighted_f_of_levels(levels, mask, levels.min(), levels.max()),
         {name: sums.tolist() for name, sums in scores.exact_sums().integers().items()},
         meter.sketch.to_bytes(),
     ]
@@ -73,17 +74,31 @@ def test_every_function_gives_the_bits_of_numpy(pair: tuple[np.ndarray, np.ndarr
 
 
 @needs_native
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (3000, 1), (600, 5), (5, 1300), (70, 32), (70, 33)])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_tall_and_wide_pictures_give_the_bits_of_numpy_too(shape, share, monkeypatch: pytest.MonkeyPatch):
+    """Columns are counted in bytes, bins and distances in blocks of pixels."""
+    rng = np.random.default_rng(shape)
+    mask = gaussian_filter(rng.random(shape), rng.choice([0, 3]))
+    mask = mask >= np.quantile(mask, 1 - share) if share else np.zeros(shape, bool)
+    levels = np.clip(mask * 150 + rng.normal(50, 60, shape), 0, 255).astype(np.uint8)
+    with_native = figures(levels, mask)
+    monkeypatch.setattr(compiled, "native", None)
+    assert repr(with_native) == repr(figures(levels, mask))
+
+
+@needs_native
 def test_large_pictures_are_scored_in_chunks_with_the_same_bits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("densecal.io.row_chunks.CHUNK", 900)
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:120, :90]
     mask = np.hypot(y - 60, x - 40) < 35
     levels = np.clip(mask * 200 + rng.normal(0, 60, mask.shape), 0, 255).astype(np.uint8)
-    scores = weighted_f_of_levels(levels, mask)
+    scores = weighted_f_of_levels(levels, mask, 0, 255)
     monkeypatch.setattr("densecal.io.row_chunks.CHUNK", 1 << 20)
-    assert scores == weighted_f_of_levels(levels, mask)
+    assert scores == weighted_f_of_levels(levels, mask, 0, 255)
     monkeypatch.setattr(compiled, "native", None)
-    assert scores == weighted_f_of_levels(levels, mask)
+    assert scores == weighted_f_of_levels(levels, mask, 0, 255)
 
 
 def softmax_maps(rng: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:

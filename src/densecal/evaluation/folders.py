@@ -265,21 +265,30 @@ def _chunks(pairs: list[Pair]) -> list[list[Pair]]:
 
 
 class _Pace:
-    """How many chunks make a call of about a second: one, until the first part is back."""
+    """How many chunks make a call: about a second of work, but one chunk until the first part is back.
+
+    Towards the end calls become smaller, so that all workers end at about the same time: none gets more of what is
+    left than a share of one among the calls that are under way.
+    """
 
     def __init__(self) -> None:
         self.chunks = 1
+        self.calls = 0
+        """Number of calls that are under way."""
 
     def join(self, chunks: Sequence[list[Pair]]) -> Iterator[list[Pair]]:
         """Yield the pairs of the next few chunks, again and again."""
         first = 0
         while first < len(chunks):
-            last = first + self.chunks
+            share = (len(chunks) - first) // (self.calls + 1)
+            last = first + max(1, min(self.chunks, share))
+            self.calls += 1
             yield [pair for chunk in chunks[first:last] for pair in chunk]
             first = last
 
     def note(self, part: Part) -> None:
         """Take the time of a part as that of the next ones."""
+        self.calls -= 1
         seconds = part.seconds * CHUNK / (len(part.stems) + len(part.bad))
         self.chunks = max(1, min(_MOST_CHUNKS, int(_CALL_SECONDS / max(seconds, 1e-9))))
 

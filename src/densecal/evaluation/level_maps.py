@@ -15,11 +15,11 @@ from densecal.metrics.cases import (
     finite,
     level_cases,
     level_confidences,
-    neighbour_confidences,
+    level_neighbours,
 )
 from densecal.metrics.levels import ZONES, level_rows
 from densecal.metrics.overlap import foreground_overlap, level_overlaps
-from densecal.metrics.segmentation import count_levels
+from densecal.metrics.segmentation import count_both_ways, count_levels
 from densecal.metrics.volumes import surface_scores
 
 if TYPE_CHECKING:
@@ -87,16 +87,18 @@ class LevelMaps:
             spacing: Distance of pixels along every axis.
 
         Returns:
-            The counts by zone of the valid pixels, (Z, 2, L).
+            The counts of the valid pixels, (2, L), or (4, 2, L) by quadrant if the settings ask for S-measure, which
+            needs an 8-bit picture without void pixels.
         """
         part, settings = self.part, self.settings
         neighbours = (math.nan, math.nan)
         surfaces: Sequence[float] = neighbours
+        half = np.iinfo(prediction.dtype).max // 2
         if settings.full:
-            top = int(np.iinfo(prediction.dtype).max)
-            predicted, valid = prediction > top // 2, None if void is None else ~void
-            neighbours = neighbour_confidences(np.maximum(prediction, top - prediction), predicted, valid)
+            valid = None if void is None else ~void
+            neighbours = level_neighbours(prediction, valid)
             if mask.ndim == 3:
+                predicted = prediction > half
                 shown = predicted if valid is None else predicted & valid
                 surfaces = finite(surface_scores(shown, mask, spacing, settings.tolerance))
         if void is not None:
@@ -105,8 +107,12 @@ class LevelMaps:
             zones, middle = (None if array is None else array[kept] for array in (zones, middle))
         overlap = None
         if middle is not None:
-            overlap = foreground_overlap(prediction > np.iinfo(prediction.dtype).max // 2, mask & ~middle)
-        counts = count_levels(prediction, mask, zones, 1 if zones is None else ZONES)
+            overlap = foreground_overlap(prediction > half, mask & ~middle)
+        quadrants = None
+        if zones is not None and mask.ndim == 2 and void is None and prediction.dtype == np.uint8:
+            quadrants, counts = count_both_ways(prediction, mask, zones, ZONES)
+        else:
+            counts = count_levels(prediction, mask, zones, 1 if zones is None else ZONES)
         if self.waiting and self.waiting[0].counts.shape != counts.shape:
             self.score()
         size = math.nan if spacing is None else math.prod(spacing)
@@ -120,7 +126,7 @@ class LevelMaps:
             part.entropy.add_levels(counts.sum(axis=(0, 1)))
         if counts.shape[-1] > 256:  # many of them would take much memory
             self.score()
-        return counts
+        return counts.sum(axis=0) if quadrants is None else quadrants
 
     def score(self) -> None:
         """Score the maps that wait, all of the same type."""

@@ -177,15 +177,15 @@ class _BinaryScorer:
         if np.issubdtype(prediction.dtype, np.floating):
             counts = self._score_floats(pair, read, zones, reference)
         else:
-            counts = self.levels.add(pair.unit, prediction, mask, void, zones, middle, spacing).sum(axis=0)
+            counts = self.levels.add(pair.unit, prediction, mask, void, zones, middle, spacing)
             self.part.is_float.append(False)
         if void is not None:
             prediction, reference = prediction[~void], reference[~void]
         segmentation.update(prediction, reference, counts if middle is None and prediction.dtype == np.uint8 else None)
         if pair.mask is not None and prediction.size:
             self.part.findings.masks += 1
-            self.part.findings.empty_masks += not counts[1].any()
-            self.part.findings.full_masks += not counts[0].any()
+            self.part.findings.empty_masks += not counts[..., 1, :].any()
+            self.part.findings.full_masks += not counts[..., 0, :].any()
 
     def _score_large(self, pair: Pair, large: LargePair) -> None:
         meter = self.settings.calibration_meter()

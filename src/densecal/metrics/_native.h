@@ -22,6 +22,13 @@
 #define WIDE
 #endif
 
+/* Of functions with loops over bytes that must become part of a WIDE one. */
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
 #define WAYS 4 /* copies of a small table: neighbours that share a bin need not wait for each other */
 
 typedef uint8_t byte;

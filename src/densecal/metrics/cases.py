@@ -134,13 +134,25 @@ def neighbour_confidences(confidence: NDArray[Any], predicted: NDArray[Any], val
         valid: False on void pixels.
     """
     top = _top(confidence)
-    if valid is None and compiled.takes_pictures(confidence, predicted):
-        total, count = compiled.native.interior(confidence, predicted, *confidence.shape)
-        interior = total / count if count else math.nan
-    else:
-        keep = ~boundary(predicted)
-        interior = _mean(confidence, keep if valid is None else keep & valid)
+    keep = ~boundary(predicted)
+    interior = _mean(confidence, keep if valid is None else keep & valid)
     return interior / top, _least_patch(confidence, valid) / top
+
+
+def level_neighbours(levels: NDArray[np.unsignedinteger[Any]], valid: Mask | None) -> tuple[float, float]:
+    """Return `neighbour_confidences` of a foreground map of 8 or 16 bits.
+
+    Args:
+        levels: (H, W) or (D, H, W).
+        valid: False on void pixels.
+    """
+    top = int(np.iinfo(levels.dtype).max)
+    if valid is not None or not compiled.takes_pictures(levels):
+        return neighbour_confidences(np.maximum(levels, top - levels), levels > top // 2, valid)
+    total, count = compiled.native.interior(levels, *levels.shape)
+    sides = [min(_PATCH, length) for length in levels.shape]
+    least = compiled.native.patch_minimum(levels, *levels.shape, *sides)
+    return total / count / top if count else math.nan, least / math.prod(sides) / top
 
 
 def _top(confidence: NDArray[Any]) -> float:
@@ -205,10 +217,6 @@ def _mean(values: NDArray[Any], keep: Mask) -> float:
 
 def _least_patch(values: NDArray[Any], valid: Mask | None) -> float:
     """Return the least mean of all patches; patches of which half or more is void are left out."""
-    if valid is None and compiled.takes_pictures(values) and values.dtype == np.uint8:
-        sides = [min(_PATCH, length) for length in values.shape]
-        least = compiled.native.patch_minimum(values, *values.shape, *sides)
-        return float(least / math.prod(sides))
     counted = values if valid is None else np.where(valid, values, values.dtype.type(0))
     sums = _patch_sums(counted) if values.dtype.kind == "f" else _level_sums(counted)
     size = math.prod(min(_PATCH, length) for length in values.shape)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 MOST_CLASSES = 256
 """Labels are bytes in compiled functions."""
-_API = 2
+_API = 3
 """The functions that this version calls: those of a library built from another version are not."""
 
 
@@ -30,12 +30,18 @@ native: Any = _load()
 
 def takes(*arrays: NDArray[Any]) -> bool:
     """Return whether there are compiled functions and they take these arrays: bytes or booleans, contiguous."""
-    return native is not None and all(a.dtype.itemsize == 1 and a.flags.c_contiguous and a.size for a in arrays)
+    for a in arrays:
+        if a.dtype.itemsize != 1 or not a.flags.c_contiguous or not a.size:
+            return False
+    return native is not None
 
 
 def takes_pictures(*arrays: NDArray[Any]) -> bool:
     """Return whether there are compiled functions and they take these arrays: `takes`, and (H, W)."""
-    return takes(*arrays) and all(a.ndim == 2 for a in arrays)
+    for a in arrays:
+        if a.ndim != 2:
+            return False
+    return takes(*arrays)
 
 
 def takes_floats(array: NDArray[Any]) -> bool:

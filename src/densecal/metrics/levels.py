@@ -45,7 +45,7 @@ def boundary_zones(
         return volume_zones(labels, valid, spacing, BOUNDARY_DISTANCES)
     if valid is None and labels.dtype == bool and compiled.takes_pictures(labels):
         zones = np.empty(labels.shape, np.uint8)
-        compiled.native.boundary_zones(labels, zones, *labels.shape, *BOUNDARY_DISTANCES)
+        compiled.native.boundary_zones(labels, zones, *labels.shape)
         return zones
     squared = boundary_distance_squared(labels, BOUNDARY_DISTANCES[-1], valid)
     zones = np.zeros(squared.shape, np.uint8)

@@ -69,15 +69,16 @@ def object_size(labels: NDArray[np.generic], valid: NDArray[np.bool_] | None = N
     Returns:
         The mean size; NaN without foreground.
     """
-    everywhere = np.ones((3,) * labels.ndim)
     if labels.dtype == bool:
         foreground = labels if valid is None else np.logical_and(labels, valid)
         if compiled.takes_pictures(foreground):
-            objects = compiled.native.count_objects(foreground, *foreground.shape)
+            objects, pixels = compiled.native.count_objects(foreground, *foreground.shape)
         else:
-            objects = int(scipy.ndimage.label(foreground, everywhere)[1])
-        return int(np.count_nonzero(foreground)) / objects if objects else math.nan
+            objects = int(scipy.ndimage.label(foreground, np.ones((3,) * labels.ndim))[1])
+            pixels = int(np.count_nonzero(foreground))
+        return float(pixels / objects) if objects else math.nan
     pixels = objects = 0
+    everywhere = np.ones((3,) * labels.ndim)
     kinds = labels.astype(np.int32) + 1  # 0 is left out
     if valid is not None:
         kinds[~valid] = 0

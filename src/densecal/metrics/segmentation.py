@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from densecal.metrics import compiled
 from densecal.metrics.exact import ExactSums
 from densecal.metrics.locking import locked
 from densecal.metrics.min_max import LEVELS, stretch_map
-from densecal.metrics.structure import EPS, centroid_cut, s_measure, weighted_f, weighted_f_of_levels
+from densecal.metrics.structure import EPS, extent_of, s_measure, s_measure_of, weighted_f, weighted_f_of_levels
 from densecal.metrics.sum_meter import SumMeter
 
 Floats = NDArray[np.float64]
@@ -69,6 +69,69 @@ def count_levels(
     return counts
 
 
+def count_quadrants(prediction: NDArray[np.uint8], mask: Mask) -> Ints:
+    """Apply ``count_levels`` to the four quadrants around the object's centroid.
+
+    Args:
+        prediction: (H, W) map of 256 levels.
+        mask: Boolean, of the same shape.
+
+    Returns:
+        int64 (4, 2, 256).
+    """
+    y, x = extent_of(mask).cut
+    if compiled.takes_pictures(prediction, mask):
+        counts: Ints = np.zeros((4, 2, 256), np.int64)
+        compiled.native.count_quadrants(prediction, mask, None, counts, None, *mask.shape, y, x)
+        return counts
+    return count_levels(prediction, mask, _quadrants(mask.shape, y, x), 4)
+
+
+def count_both_ways(
+    prediction: NDArray[np.uint8], mask: Mask, zones: NDArray[np.uint8], zone_count: int
+) -> tuple[Ints, Ints]:
+    """Return ``count_quadrants``, (4, 2, 256), and ``count_levels`` by zone, (zone_count, 2, 256), of a map (H, W)."""
+    y, x = extent_of(mask).cut
+    if compiled.takes_pictures(prediction, mask, zones) and zone_count <= 4:
+        _check_zones(zones, mask, zone_count)
+        counts: Ints = np.zeros((2, 4, 2, 256), np.int64)
+        compiled.native.count_quadrants(prediction, mask, zones, counts[0], counts[1], *mask.shape, y, x)
+        return counts[0], counts[1, :zone_count]
+    quadrants = _quadrants(mask.shape, y, x)
+    return count_levels(prediction, mask, quadrants, 4), count_levels(prediction, mask, zones, zone_count)
+
+
+def _quadrants(shape: tuple[int, ...], y: int, x: int) -> NDArray[np.uint8]:
+    """Return the quadrant of every pixel: 0 and 1 above a row and left and right of a column, 2 and 3 below."""
+    below, right = np.arange(shape[0]) >= y, np.arange(shape[1]) >= x
+    return np.asarray(np.add.outer(2 * below.view(np.uint8), right))
+
+
+class _Summary(NamedTuple):
+    """What counts of levels say at once."""
+
+    low: int
+    """The lowest level."""
+    high: int
+    """The highest."""
+    pixels: int
+    """Their number."""
+    total: int
+    """The sum of their levels."""
+    empty: int
+    """How many rows of counts have none."""
+
+
+def _summarize(counts: Ints) -> _Summary:
+    """Return the summary of the counts (..., 256) of a map of at least one pixel."""
+    if compiled.native is not None and counts.flags.c_contiguous:
+        return _Summary(*compiled.native.summarize(counts, counts.size // 256))
+    rows = counts.reshape(-1, 256)
+    pixels = rows.sum(axis=0)
+    present, empty = np.flatnonzero(pixels), int((~rows.any(axis=1)).sum())
+    return _Summary(int(present[0]), int(present[-1]), int(pixels.sum()), int(pixels @ np.arange(256)), empty)
+
+
 def _count_chunk(prediction: NDArray[Any], mask: NDArray[Any], zones: NDArray[Any] | None, zone_count: int) -> Ints:
     levels = LEVELS[prediction.dtype]
     bins = zone_count * 2 * levels
@@ -86,7 +149,8 @@ def _count_chunk(prediction: NDArray[Any], mask: NDArray[Any], zones: NDArray[An
 
 
 def _check_zones(zones: NDArray[Any], mask: Mask, zone_count: int) -> None:
-    if zones.shape != mask.shape or (zones.size and not 0 <= zones.min() <= zones.max() < zone_count):
+    inside = not zones.size or (zones.max() < zone_count and (zones.dtype.kind == "u" or zones.min() >= 0))
+    if zones.shape != mask.shape or not inside:
         raise ValueError(f"zones: found shape {zones.shape}; expected {mask.shape}, 0 to {zone_count - 1}")
 
 
@@ -115,6 +179,17 @@ class SegmentationResult:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in CURVES}
 
 
+class _Pending(NamedTuple):
+    """What is kept of an 8-bit map until it is added with others."""
+
+    quadrants: Ints
+    """Its counts by quadrant, (4, 2, 256), or all together, (1, 2, 256)."""
+    threshold: float
+    """Its adaptive threshold; NaN if the counts tell it."""
+    f_weighted: float
+    """Its weighted F; NaN if it is added elsewhere with the S-measure, or not measured."""
+
+
 class SegmentationMeter(SumMeter):
     """Average the scores of any number of maps in constant memory; meters of parts merge into that of the whole.
 
@@ -135,8 +210,8 @@ class SegmentationMeter(SumMeter):
             "structure": np.zeros(2),  # S, weighted F
             "pooled": np.zeros(3, dtype=np.int64),  # true positives, false positives, false negatives
         })  # fmt: skip
-        # Level counts of single maps and their adaptive thresholds: adding 32 takes hardly longer than one.
-        self._pending: list[tuple[Ints, float]] = []
+        # Adding 32 maps takes hardly longer than one.
+        self._pending: list[_Pending] = []
         self._pending_structure: list[tuple[float, float]] = []
 
     @locked
@@ -146,7 +221,8 @@ class SegmentationMeter(SumMeter):
         Args:
             prediction: uint8, uint16, or floats in [0, 1]; (H, W) for a ``full`` meter, else of any shape.
             mask: Boolean, of the same shape.
-            counts: (2, 256) from ``count_levels`` for a uint8 map, if the caller has them already.
+            counts: Those of a uint8 map, if the caller has them already: (2, 256) from ``count_levels``, or (4, 2, 256)
+                from ``count_quadrants``, which a ``full`` meter needs.
         """
         _check_pair(prediction, mask, rows=self.full)
         if mask.size == 0:
@@ -154,15 +230,26 @@ class SegmentationMeter(SumMeter):
         if prediction.dtype != np.uint8:
             self._add_pixels(prediction, mask)
             return
-        quadrants = _count_quadrants(prediction, mask) if self.full else None
-        if counts is None:
-            counts = count_levels(prediction, mask)[0] if quadrants is None else quadrants.sum(axis=0)
-        self._pending.append((counts, _tied_threshold(prediction, counts)))
+        quadrants = self._by_quadrant(prediction, mask, counts)
+        summary = _summarize(quadrants)
+        threshold, f_weighted = _tied_threshold(prediction, quadrants, summary), math.nan
+        if self.full:
+            f_weighted = weighted_f_of_levels(prediction, mask, summary.low, summary.high)
+            if summary.empty:  # whether such a quadrant is flat, only its pixels show
+                moments = _quadrant_moments(quadrants[None])[0]
+                self._add_structure(s_measure(prediction, mask, moments), f_weighted)
+                f_weighted = math.nan
+        self._pending.append(_Pending(quadrants, threshold, f_weighted))
         if len(self._pending) == PENDING_MAPS:
             self._flush()
-        if quadrants is not None:
-            s = s_measure(prediction, mask, _quadrant_moments(quadrants))
-            self._add_structure(s, weighted_f_of_levels(prediction, mask))
+
+    def _by_quadrant(self, prediction: NDArray[np.uint8], mask: Mask, counts: Ints | None) -> Ints:
+        """Return the counts of a map by quadrant, (4, 2, 256), or all together if the meter is not ``full``."""
+        if self.full:
+            return counts if counts is not None and counts.ndim == 3 else count_quadrants(prediction, mask)
+        if counts is None:
+            return count_levels(prediction, mask)
+        return counts[None] if counts.ndim == 2 else counts.sum(axis=0, keepdims=True)
 
     @locked
     def update_levels(self, counts: Ints) -> None:
@@ -181,9 +268,13 @@ class SegmentationMeter(SumMeter):
 
     def _flush(self) -> None:
         if self._pending:
-            counts, thresholds = zip(*self._pending, strict=True)
-            self._pending = []
-            self._add_levels(np.stack(counts), np.array(thresholds))
+            maps, self._pending = self._pending, []
+            quadrants = np.stack([m.quadrants for m in maps])
+            if self.full:
+                for m, moments in zip(maps, _quadrant_moments(quadrants), strict=True):
+                    if not math.isnan(m.f_weighted):
+                        self._pending_structure.append((s_measure_of(moments), m.f_weighted))
+            self._add_levels(quadrants.sum(axis=1), np.array([m.threshold for m in maps]))
         if self._pending_structure:
             scores, self._pending_structure = np.array(self._pending_structure), []
             self._sums.add({"structure": scores}, axis=0)
@@ -314,16 +405,14 @@ def _stretch_levels(pixels: Ints) -> Floats:
     return inside
 
 
-def _tied_threshold(prediction: NDArray[np.uint8], counts: Ints) -> float:
+def _tied_threshold(prediction: NDArray[np.uint8], counts: Ints, summary: _Summary) -> float:
     """Return the adaptive threshold as PySODMetrics rounds it if it is one of the map's levels, else nan.
 
     On which side of the threshold that level falls depends on the order of summation, which only the pixels show.
     """
-    pixels = counts.sum(axis=0)
-    present = np.flatnonzero(pixels)
-    low, high, n = int(present[0]), int(present[-1]), int(pixels.sum())
-    level, rest = divmod(2 * (int(pixels @ np.arange(256)) - n * low), n)
-    if rest or low + level >= high or not pixels[low + level]:
+    low, high, n = summary.low, summary.high, summary.pixels
+    level, rest = divmod(2 * (summary.total - n * low), n)
+    if rest or low + level >= high or not counts[..., low + level].any():
         return math.nan
     return min(2 * float(stretch_map(prediction).mean()), 1.0)
 
@@ -361,24 +450,16 @@ def e_measure(above: Floats) -> Floats:
     return e
 
 
-def _count_quadrants(prediction: NDArray[np.uint8], mask: Mask) -> Ints:
-    """Apply ``count_levels`` to the four quadrants around the object's centroid: (4, 2, 256)."""
-    y, x = centroid_cut(mask)
-    if compiled.takes(prediction, mask):
-        counts: Ints = np.zeros((4, 2, 256), np.int64)
-        compiled.native.count_quadrants(prediction, mask, counts, *mask.shape, y, x)
-        return counts
-    below, right = np.arange(mask.shape[0]) >= y, np.arange(mask.shape[1]) >= x
-    return count_levels(prediction, mask, np.add.outer(2 * below.view(np.uint8), right), 4)
-
-
 def _quadrant_moments(quadrants: Ints) -> Floats:
-    """Return the moments (4, 2, 3) of the stretched pixels that ``_count_quadrants`` counted, as for ``s_measure``."""
-    values = _stretch_levels(quadrants.sum(axis=(0, 1))[None])[0]
+    """Return the moments (B, 4, 2, 3) of the stretched pixels of B maps, given their counts (B, 4, 2, 256).
+
+    They are those of ``s_measure``, and the same to the last bit whatever maps are computed together.
+    """
+    values = _stretch_levels(quadrants.sum(axis=(1, 2)))[:, None, None]
     counts = quadrants.astype(np.float64)
-    n = counts.sum(axis=2)
-    mean = counts @ values / np.maximum(n, 1)
-    squares = (counts * (values - mean[..., None]) ** 2).sum(axis=2)
+    n = counts.sum(axis=3)
+    mean = (counts @ values.swapaxes(2, 3))[..., 0] / np.maximum(n, 1)
+    squares = (counts * (values - mean[..., None]) ** 2).sum(axis=3)
     return np.stack([n, mean, squares], axis=-1)
 
 

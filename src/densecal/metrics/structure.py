@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from densecal.io.row_chunks import row_chunks
 from densecal.metrics import compiled
-from densecal.metrics.geometry import bounding_window, distance_squared, nearest_sources
+from densecal.metrics.geometry import distance_squared, nearest_sources
 from densecal.metrics.min_max import stretch_map, stretched_levels
 
 Floats = NDArray[np.float64]
@@ -35,6 +37,50 @@ BACKGROUND_WEIGHT[0] = 0
 ERROR_BITS, LOW_BITS = 42, 21
 
 
+class Extent(NamedTuple):
+    """Where the True pixels of a mask are."""
+
+    pixels: int
+    """Their number."""
+    rows: int
+    """The sum of their rows."""
+    columns: int
+    """The sum of their columns."""
+    top: int
+    """The first row."""
+    bottom: int
+    """The row behind the last."""
+    left: int
+    """The first column."""
+    right: int
+    """The column behind the last."""
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """The row and column after the centroid, whose coordinates are rounded half to even."""
+        return round(self.rows / max(self.pixels, 1)) + 1, round(self.columns / max(self.pixels, 1)) + 1
+
+    def window(self, margin: int) -> tuple[slice, slice]:
+        """The bounding box, of at least one pixel, widened by ``margin``."""
+        rows = slice(max(self.top - margin, 0), self.bottom + margin)
+        return rows, slice(max(self.left - margin, 0), self.right + margin)
+
+
+def extent_of(mask: Mask) -> Extent:
+    """Return where the True pixels of a mask (H, W) are."""
+    if compiled.takes_pictures(mask):
+        return Extent(*compiled.native.extent(mask, *mask.shape))
+    # The narrower the type, the faster the sum.
+    dtype = np.uint16 if max(mask.shape) < 65536 else np.int64
+    counts = [mask.view(np.uint8).sum(axis=1 - axis, dtype=dtype) for axis in (0, 1)]
+    rows, columns = (int(lines @ np.arange(len(lines))) for lines in counts)
+    ends = []
+    for lines in counts:
+        occupied = np.flatnonzero(lines)
+        ends += [int(occupied[0]), int(occupied[-1]) + 1] if len(occupied) else [len(lines), 0]
+    return Extent(int(counts[0].sum()), rows, columns, *ends)
+
+
 def s_measure(prediction: NDArray[Any], mask: Mask, moments: Floats | None = None) -> float:
     """Return the S-measure, alpha = 0.5 (Fan et al., Structure-measure, ICCV 2017).
 
@@ -44,27 +90,41 @@ def s_measure(prediction: NDArray[Any], mask: Mask, moments: Floats | None = Non
         prediction: (H, W) map in [0, 1], or 8-bit levels, whose moments must be given.
         mask: (H, W) boolean.
         moments: (4, 2, 3) number, mean and sum of squared deviations of the background and the foreground pixels in
-            each quadrant around ``centroid_cut`` (top left, top right, bottom left, bottom right), if known already.
+            each quadrant around ``Extent.cut`` (top left, top right, bottom left, bottom right), if known already.
     """
     positives = int(np.count_nonzero(mask))
     if positives == 0:
         return float(1 - _stretched(prediction).mean())
     if positives == mask.size:
         return float(_stretched(prediction).mean())
+    windows = _quadrants(mask)
     if moments is None:
-        quadrants = [[_moments(prediction[w][mask[w] == c]) for c in (False, True)] for w in _quadrants(mask)]
-    else:
-        quadrants = [[Moments(*numbers) for numbers in quadrant] for quadrant in moments.tolist()]
+        moments = np.array([[_moments(prediction[w][mask[w] == c]) for c in (False, True)] for w in windows])
+    flat = [0.0] * len(windows)
+    for i, (background, foreground) in enumerate(moments[:, :, 0].tolist()):
+        if (background > 0) != (foreground > 0):
+            flat[i] = _flat_similarity(_stretched(prediction)[windows[i]], float(foreground > 0))
+    return s_measure_of(moments, flat)
+
+
+def s_measure_of(moments: Floats, flat: Sequence[float] = (0.0,) * 4) -> float:
+    """Return the S-measure of a map with foreground and background, given its moments.
+
+    Args:
+        moments: As for ``s_measure``.
+        flat: The similarity of the quadrants of one class.
+    """
+    quadrants = [[Moments(*numbers) for numbers in quadrant] for quadrant in moments.tolist()]
+    on_background, on_object = (_pool([quadrant[c] for quadrant in quadrants]) for c in (0, 1))
+    size = on_background.n + on_object.n
     region = 0.0
-    for i, (background, foreground) in enumerate(quadrants):
+    for (background, foreground), alike in zip(quadrants, flat, strict=True):
         n = background.n + foreground.n
         if background.n and foreground.n:
-            region += n / mask.size * _region_similarity(background, foreground)
+            region += n / size * _region_similarity(background, foreground)
         elif n:
-            pixels = _stretched(prediction)[_quadrants(mask)[i]]
-            region += n / mask.size * _flat_similarity(pixels, float(foreground.n > 0))
-    mu = positives / mask.size
-    on_background, on_object = (_pool([quadrant[c] for quadrant in quadrants]) for c in (0, 1))
+            region += n / size * alike
+    mu = on_object.n / size
     on_background = on_background._replace(mean=1 - on_background.mean)
     similarity = mu * _object_similarity(on_object) + (1 - mu) * _object_similarity(on_background)
     return max(0.0, 0.5 * similarity + 0.5 * region)
@@ -74,22 +134,8 @@ def _stretched(prediction: NDArray[Any]) -> Floats:
     return stretch_map(prediction) if prediction.dtype == np.uint8 else prediction
 
 
-def centroid_cut(mask: Mask) -> tuple[int, int]:
-    """Return the row and column after the object's centroid, whose coordinates are rounded half to even."""
-    if compiled.takes_pictures(mask):
-        *sums, pixels = compiled.native.centroid_sums(mask, *mask.shape)
-        return round(sums[0] / max(pixels, 1)) + 1, round(sums[1] / max(pixels, 1)) + 1
-    cuts = []
-    for axis in (0, 1):
-        # The narrower the type, the faster the sum.
-        dtype = np.uint16 if max(mask.shape) < 65536 else np.int64
-        lines = mask.view(np.uint8).sum(axis=1 - axis, dtype=dtype)
-        cuts.append(round(int(lines @ np.arange(len(lines))) / max(int(lines.sum()), 1)) + 1)
-    return cuts[0], cuts[1]
-
-
 def _quadrants(mask: Mask) -> list[tuple[slice, slice]]:
-    y, x = centroid_cut(mask)
+    y, x = extent_of(mask).cut
     return [(rows, columns) for rows in (slice(y), slice(y, None)) for columns in (slice(x), slice(x, None))]
 
 
@@ -148,10 +194,10 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
         prediction: (H, W) map in [0, 1].
         mask: (H, W) boolean.
     """
-    positives = int(np.count_nonzero(mask))
-    if positives == 0:
+    extent = extent_of(mask)
+    if extent.pixels == 0:
         return 0.0
-    window = _object_window(mask)
+    window = _object_window(extent)
     missed = _missed(1 - prediction[window], mask[window])
     distance = distance_squared(mask, WEIGHT_REACH)
     false_positives = 0.0
@@ -159,31 +205,40 @@ def weighted_f(prediction: Floats, mask: Mask) -> float:
         weight = np.empty(distance[rows].shape)
         BACKGROUND_WEIGHT.take(distance[rows], out=weight, mode="clip")  # the default mode copies before and after
         false_positives += float(np.vdot(prediction[rows], weight))
-    return _weighted_f(positives, missed, false_positives)
+    return _weighted_f(extent.pixels, missed, false_positives)
 
 
-def weighted_f_of_levels(levels: NDArray[np.uint8], mask: Mask) -> float:
+def weighted_f_of_levels(levels: NDArray[np.uint8], mask: Mask, low: int, high: int) -> float:
     """Return the weighted F of an 8-bit map that is stretched to [0, 1].
 
     Args:
         levels: (H, W) map.
         mask: (H, W) boolean.
+        low: Lowest level of the map.
+        high: Highest level.
     """
-    positives = int(np.count_nonzero(mask))
-    if positives == 0:
+    extent = extent_of(mask)
+    if extent.pixels == 0:
         return 0.0
-    low, high = int(levels.min()), int(levels.max())
-    window, errors = _object_window(mask), 1 - stretched_levels(low, high)
+    window, errors = _object_window(extent), _level_errors(low, high)
     missed = _missed_of_levels(np.ascontiguousarray(levels[window]), np.ascontiguousarray(mask[window]), errors)
     if low == high:
         low, high = 0, 255
     sums = _sum_by_distance(levels, mask, low)
-    return _weighted_f(positives, missed, float(sums @ BACKGROUND_WEIGHT[: len(sums)]) / (high - low))
+    return _weighted_f(extent.pixels, missed, float(sums @ BACKGROUND_WEIGHT[: len(sums)]) / (high - low))
 
 
-def _object_window(mask: Mask) -> tuple[slice, slice]:
+@lru_cache
+def _level_errors(low: int, high: int) -> Floats:
+    """Return the errors of the levels on the object, of a map between a lowest and a highest one."""
+    errors = 1 - stretched_levels(low, high)
+    errors.flags.writeable = False
+    return errors
+
+
+def _object_window(extent: Extent) -> tuple[slice, slice]:
     # The blurred error matters on the object alone, so errors farther away than the blur reaches do not.
-    return bounding_window(mask, margin=GAUSSIAN_REACH)
+    return extent.window(GAUSSIAN_REACH)
 
 
 def _weighted_f(positives: int, missed: float, false_positives: float) -> float:
