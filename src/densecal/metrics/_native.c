@@ -8,7 +8,7 @@
 
 #include "_native.h"
 
-#define API 2 /* compiled.py knows which it can call */
+#define API 3 /* compiled.py knows which it can call */
 
 #define BLOCK 64 /* columns whose distances are searched together */
 #define MAX_LIMIT 180
@@ -762,6 +762,7 @@ static PyMethodDef methods[] = {
     {"rank_classes", rank_classes, METH_VARARGS, NULL},
     {"winners", winners, METH_VARARGS, NULL},
     {"count_pairs", count_pairs, METH_VARARGS, NULL},
+    {"often_reached", often_reached, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
