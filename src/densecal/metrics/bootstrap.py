@@ -338,9 +338,13 @@ def _percentiles_of(rows: Sequence[Floats]) -> list[Interval]:
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def _size(theta: Floats, sign: float) -> Floats:
-    """Return the figure of gaps (bins, ...), of which those of one sign count, or all for 0."""
-    return np.asarray((np.abs(theta) if sign == 0.0 else np.maximum(sign * theta, 0.0)).sum(axis=0))
+def _size(theta: Floats, sign: float, out: Floats | None = None) -> Floats:
+    """Return the figure of gaps (bins, ...), of which those of one sign count, or all for 0.
+
+    With ``out``, an array like them is overwritten and none is made.
+    """
+    counted = np.abs(theta, out=out) if sign == 0.0 else np.maximum(np.multiply(sign, theta, out=out), 0.0, out=out)
+    return np.asarray(counted.sum(axis=0))
 
 
 def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]:
@@ -366,10 +370,12 @@ def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]
     resamples = noise.shape[1]
     # NumPy adds a single column in pairs, compiled functions one after the other
     native = compiled.native if resamples > 1 else None
-    often_reached = native.often_reached if native is not None else _often_reached
+    moved = np.empty_like(noise)
 
     def is_plausible(gaps: Floats, side: int) -> bool:
-        return bool(often_reached(gaps, noise, counted, side, estimate, _TAIL, len(gaps), resamples))
+        if native is not None:
+            return bool(native.often_reached(gaps, noise, counted, side, estimate, _TAIL, len(gaps), resamples))
+        return _often_reached(gaps, noise, counted, side, estimate, _TAIL, moved)
 
     least = below(np.inf)
     if not is_plausible(least, 1):
@@ -379,11 +385,14 @@ def _invert(sample: _Estimates, name: str, scale: Floats) -> tuple[float, float]
 
 
 def _often_reached(
-    gaps: Floats, noise: Floats, sign: float, side: int, estimate: float, share: float, bins: int, resamples: int
+    gaps: Floats, noise: Floats, sign: float, side: int, estimate: float, share: float, moved: Floats
 ) -> bool:
-    """Return whether the figure of gaps + noise is at least (side 1) or at most (-1) the estimate so often."""
-    sizes = _size(gaps[:, None] + noise, sign)
-    return bool(np.count_nonzero(side * (sizes - estimate) >= 0.0) / resamples >= share)
+    """Return whether the figure of gaps + noise is at least (side 1) or at most (-1) the estimate so often.
+
+    ``moved``, an array like the noise, is overwritten: a new one for every guess would take longer than the rest.
+    """
+    sizes = _size(np.add(gaps[:, None], noise, out=moved), sign, out=moved)
+    return bool(np.count_nonzero(side * (sizes - estimate) >= 0.0) / len(sizes) >= share)
 
 
 def _last(holds: Callable[[float], bool], step: float) -> float:
