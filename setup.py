@@ -13,7 +13,7 @@ METRICS = "src/densecal/metrics/"
 EXTENSIONS = [
     Extension(
         "densecal.metrics._native",
-        [METRICS + "_native.c", METRICS + "_float_tables.c"],
+        [METRICS + "_native.c", METRICS + "_float_tables.c", METRICS + "_intervals.c"],
         depends=[METRICS + "_native.h"],
         extra_compile_args=OPTIONS,
         py_limited_api=True,

@@ -14,6 +14,7 @@ from scipy.ndimage import gaussian_filter
 from densecal.evaluation.folders import evaluate
 from densecal.evaluation.worker import Settings
 from densecal.metrics import compiled, sketch
+from densecal.metrics.bootstrap import _often_reached, _size, intervals, replicate_intervals, with_image_ece
 from densecal.metrics.calibration import CalibrationMeter
 from densecal.metrics.cases import level_neighbours
 from densecal.metrics.confusion import ConfusionMeter, winners
@@ -230,6 +231,43 @@ def test_evaluations_are_the_same_byte_for_byte(kind: str, full: bool, tmp_path,
 
 
 @needs_native
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(2, 700), st.booleans(), st.sampled_from([0, 1, -1]))
+def test_resamples_that_reach_an_estimate_are_counted_as_by_numpy(seed, bins, resamples, ties, sign):
+    rng = np.random.default_rng(seed)
+    gaps, noise = rng.normal(size=bins), rng.normal(size=(bins, resamples))
+    if ties:  # whole numbers: many resamples have the very estimate
+        gaps, noise = np.rint(gaps), np.rint(noise)
+    sizes = _size(gaps[:, None] + noise, sign)
+    estimate = float(rng.choice(sizes))  # the last bit decides: a sum in another order would be seen
+    reached = {1: (sizes >= estimate).sum(), -1: (sizes <= estimate).sum()}
+    for side, count in reached.items():
+        for share in (count / resamples, np.nextafter(count / resamples, 2.0), 0.025, 0.0):
+            case = gaps, noise, sign, side, estimate, share
+            own, other = compiled.native.often_reached(*case, bins, resamples), _often_reached(*case, noise.copy())
+            assert own == other == (count / resamples >= share)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["few images", "many images", "one bin", "resamples alone"])
+def test_intervals_have_the_bits_of_numpy(kind, monkeypatch: pytest.MonkeyPatch):
+    images, bins = {"few images": (5, 10), "many images": (150, 100), "one bin": (20, 1)}.get(kind, (50, 10))
+    rng = np.random.default_rng(0)
+    rows = rng.integers(1, 500, (images, 5 + bins)).astype(np.float64)
+    rows[:, 0] += 1000 * bins
+    rows[:, 5:] += rng.normal(-100, 200, (images, bins))
+    table = with_image_ece(rows)
+    resampled = table[rng.integers(0, images, (300, images))].sum(axis=1)
+    found = []
+    for native in (compiled.native, None):
+        monkeypatch.setattr(compiled, "native", native)
+        alone = kind == "resamples alone"
+        found.append(replicate_intervals(table.sum(axis=0), resampled) if alone else intervals(rows))
+    assert found[0] == found[1]
+    assert found[0]["ece_ew"][0] < found[0]["ece_ew"][1]
+
+
+@needs_native
 def test_arrays_of_another_size_are_refused():
     native, mask = compiled.native, np.zeros((4, 5), bool)
     with pytest.raises(ValueError, match="found 20 bytes"):
@@ -244,6 +282,10 @@ def test_arrays_of_another_size_are_refused():
         native.missed(mask, mask, np.zeros(256), np.zeros(4), 4, 5, 0, 5)
     with pytest.raises(ValueError, match="picture"):
         native.count_objects(mask, -4, -5)
+    gaps, noise = np.zeros(4), np.zeros((4, 9))
+    for bins, resamples in ((5, 9), (4, 10), (4, 0), (-4, 9), (4, 2**62)):
+        with pytest.raises(ValueError, match=r"resamples|often_reached"):
+            native.often_reached(gaps, noise, 0, 1, 0.0, 0.5, bins, resamples)
     p, byte, table = np.zeros((3, 20), np.float32), np.zeros(20, np.uint8), np.zeros((1, 10, 4), np.int64)
     with pytest.raises(ValueError, match="expected 20 floats"):
         native.tally(byte, byte, None, table, None, 20, 1, 10, 7)

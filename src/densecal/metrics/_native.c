@@ -922,6 +922,7 @@ static PyMethodDef methods[] = {
     {"rank_classes", rank_classes, METH_VARARGS, NULL},
     {"winners", winners, METH_VARARGS, NULL},
     {"count_pairs", count_pairs, METH_VARARGS, NULL},
+    {"often_reached", often_reached, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

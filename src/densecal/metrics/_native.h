@@ -85,4 +85,7 @@ PyObject *rank_classes(PyObject *self, PyObject *args);
 PyObject *winners(PyObject *self, PyObject *args);
 PyObject *count_pairs(PyObject *self, PyObject *args);
 
+/* Of _intervals.c. */
+PyObject *often_reached(PyObject *self, PyObject *args);
+
 #endif

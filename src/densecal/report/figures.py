@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -73,7 +74,9 @@ def save_figures(figures: Mapping[str, Figure], folder: Path, command: str) -> l
     paths = [folder / f"{name}.png" for name in figures]
     about = {"Software": software(command)}
     for figure, path in zip(figures.values(), paths, strict=True):
-        write_atomically(path, partial(figure.savefig, format="png", dpi=150, metadata=about))
+        figure.set_dpi(150)
+        # not savefig, which draws everything a first time for the layout alone
+        write_atomically(path, partial(FigureCanvasAgg(figure).print_png, metadata=about))
     return paths
 
 
