@@ -118,6 +118,20 @@ def run(
     return subprocess.CompletedProcess(command.args, command.returncode or 0, out, err)
 
 
+def run_without(missing: Sequence[str], code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run code as if these packages were not installed. What may import them is imported again, unlike PyTorch."""
+    return run([sys.executable, "-c", _WITHOUT.format(missing=tuple(missing)) + code], cwd=cwd)
+
+
+_WITHOUT = """
+import sys
+for name in list(sys.modules):
+    if name.partition(".")[0] in {missing!r} or name.startswith(("densecal", "timm", "segmentation_models_pytorch")):
+        del sys.modules[name]
+sys.modules.update(dict.fromkeys({missing!r}))
+"""
+
+
 def run_ranks(module: str, folder: Path) -> None:
     """Run `worker(rank, folder)` of a test module as ranks 0 and 1, in processes at the same time."""
     done = run([sys.executable, "-c", _RANKS.format(module=module), folder], cwd=ROOT)

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from densecal import cli
+from tests import forked
 
 
 def run(*arguments: Any) -> tuple[int, str, str]:
@@ -24,11 +24,23 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+_INTERPRETED = """
+import runpy, sys
+# what was imported for a device is imported again for the interpreter, but for Triton's own module in C++
+for name in list(sys.modules):
+    if name.startswith(("triton", "densecal.kernels")) and not name.startswith("triton._C"):
+        del sys.modules[name]
+sys.argv = sys.argv[1:]
+sys.path[0] = sys.argv[0].rpartition("/")[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def interpreted(script: Path, *arguments: str) -> dict:
     """What a script prints last, as JSON, with Triton's kernels run by its interpreter."""
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = forked.run(
+        [sys.executable, "-c", _INTERPRETED, script, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

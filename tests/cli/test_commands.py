@@ -57,11 +57,8 @@ def test_mistakes_are_reported_before_heavy_imports(arguments, heavy):
     ],
 )
 def test_without_the_packages_of_training_one_line_says_so(missing, arguments, tmp_path):
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['densecal', *{arguments!r}]\n"
-        "from densecal import cli\ncli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, cwd=tmp_path)
+    code = f"sys.argv = ['densecal', *{arguments!r}]\nfrom densecal import cli\ncli.main()"
+    done = forked.run_without([missing], code, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"densecal: {missing}: not installed; expected pip install 'densecal[train]'\n"
 

@@ -49,8 +49,8 @@ def make(item: str, out: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory) -> Path:
-    """The folder of an item that was killed after its first cell, and then run again."""
+def resumed(tmp_path_factory) -> tuple[Path, list[dict[str, str]]]:
+    """The folder of an item that was killed after its first cell, and then run again, and the lines of its CSV file."""
     out = tmp_path_factory.mktemp("paper")
     arguments = with_forked_workers(command("reproduce", "time", "--scale", "smoke", "--out", out))
     with forked.start(arguments, env=environment(), new_session=True) as process:
@@ -62,15 +62,20 @@ def killed(tmp_path_factory) -> Path:
         os.killpg(process.pid, signal.SIGKILL)
     before = finished(out)
     assert [path.parts[-3] for path in before] == ["bce"]
-    make("time", out)
+    lines = make("time", out)
     after = finished(out)
     assert {path: after[path] for path in before} == before
     assert sorted(path.parts[-3] for path in after) == ["aslp-mc-hi", "bce"]
-    return out
+    return out, lines
 
 
-def test_a_killed_item_resumes_without_running_a_finished_cell_again(killed):
-    lines = make("time", killed)
+@pytest.fixture(scope="module")
+def killed(resumed) -> Path:
+    return resumed[0]
+
+
+def test_a_killed_item_resumes_without_running_a_finished_cell_again(resumed):
+    _, lines = resumed
     assert [(line["row"], line["figure"], line["paper"]) for line in lines] == [
         ("Base model", "Hours", "2.3"), ("Base model", "Images/s", "53.40"),
         ("ASLP", "Hours", "2.5"), ("ASLP", "Images/s", "53.40"),
