@@ -919,6 +919,7 @@ static PyMethodDef methods[] = {
     {"patch_minimum", patch_minimum, METH_VARARGS, NULL},
     {"missed", missed, METH_VARARGS, NULL},
     {"tally", tally, METH_VARARGS, NULL},
+    {"tally_classes", tally_classes, METH_VARARGS, NULL},
     {"rank_classes", rank_classes, METH_VARARGS, NULL},
     {"winners", winners, METH_VARARGS, NULL},
     {"count_pairs", count_pairs, METH_VARARGS, NULL},

@@ -1,4 +1,4 @@
-"""The compiled passes over arrays, `_native.c`, `_float_tables.c` and `_intervals.c`, where the installation has them.
+"""The compiled passes over arrays, `_native.c` and the other files in C, where the installation has them.
 
 NumPy does the same without, with the same bits: whoever asks for a compiled function keeps its counterpart beside it.
 """
