@@ -127,6 +127,9 @@ def with_header(*fields: int) -> bytes:
         "a filter that does not exist": with_pixels(zlib.compress(b"\5" + filtered(PIXELS, NONE, 1)[1:])),
         "a stream without its end": with_pixels(PACKED[:-1]),
         "bytes after the stream": with_pixels(PACKED + b"x"),
+        "another sum": with_pixels(PACKED[:-1] + bytes([PACKED[-1] ^ 1])),
+        "no stream": with_pixels(b""),
+        "half a stream's header": with_pixels(PACKED[:1]),
         "too few rows": with_header(10, 7, 8, 0, 0, 0, 0),
         "too many rows": with_header(10, 5, 8, 0, 0, 0, 0),
         "a palette": with_header(10, 6, 8, 3, 0, 0, 0),
@@ -152,6 +155,28 @@ def test_a_file_with_anything_unusual_is_left_to_pillow(name, content, tmp_path)
     path = tmp_path / "unusual.png"
     path.write_bytes(content)
     assert png.read_plain_png(path, MOST) is None, name
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 4095, 4096, 4097, 100_000])
+def test_sums_of_bytes_are_those_of_zlib(length):
+    for content in (bytes(length), b"\xff" * length, np.random.default_rng(length).bytes(length)):
+        assert png.native.adler32(content) == zlib.adler32(content)
+
+
+def test_headers_of_streams_mean_what_they_mean_to_zlib():
+    """All 65,536 of them."""
+    rows = filtered(PIXELS, NONE, 1)
+    for header in range(1 << 16):
+        packed = header.to_bytes(2, "big") + PACKED[2:]
+        try:
+            expected = zlib.decompress(packed) == rows
+        except zlib.error:
+            expected = False
+        try:
+            accepted = png._inflate(packed, len(rows)) == rows
+        except (zlib.error, png._NotPlainError):
+            accepted = False
+        assert accepted == expected, hex(header)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "LA", "P", "RGBA"])
