@@ -214,8 +214,8 @@ def test_a_network_that_rounds_coarsely_is_compared_with_its_own_rounding(tmp_pa
     model = SegmentationModel(Coarse(), "pretended", "resnet18", 1)
     said = []
     made = export_model(model, tmp_path / "model.onnx", 32, progress=lambda *step: said.append(step))
-    assert said[0] == ("Tracing the network", 0, 1)
-    assert said[1:] == [("Comparing the file with PyTorch", done, 4) for done in range(5)]
+    assert {title for title, *_ in said[:-5]} == {"Tracing the network"}
+    assert said[-5:] == [("Comparing the file with PyTorch", done, 4) for done in range(5)]
     worst = max(made.comparisons, key=lambda c: c.difference)
     assert worst.rounding > TOLERANCE, "PyTorch itself is off"
     assert TOLERANCE < worst.difference <= 3 * worst.rounding

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from densecal import __version__, posthoc
 from densecal.errors import InputError
 from densecal.export.comparison import TOLERANCE, Comparison, ExportError, compare, probabilities
+from densecal.export.steps import report_steps
 from densecal.io.atomic import write_atomically
 from densecal.models.factory import MULTIPLE, SegmentationModel
 from densecal.posthoc import Calibrator
@@ -135,8 +136,7 @@ def export_model(
     if weights > MAX_BYTES:
         raise InputError(model.encoder, f"{weights / 2**30:.1f} GB of weights", "less than 2 GB, the limit of one file")
     model.eval()
-    progress("Tracing the network", 0, 1)  # a call that says nothing of its own progress
-    proto = _trace(Deployment(model, module, input), size)
+    proto = _trace(Deployment(model, module, input), size, progress)
     any_size = bool(proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
     sizes = ((size, size), (size + 13, max(48, size - 27))) if any_size else ((size, size),)
     comparisons = compare(proto.SerializeToString(), model, module, input, sizes, progress)
@@ -215,15 +215,16 @@ class PreciseTails(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _trace(deployment: Deployment, size: int) -> Any:
+def _trace(deployment: Deployment, size: int, progress: Progress) -> Any:
     """Return the graph, an ``onnx.ModelProto``; for one size only if the network's code depends on the size."""
     dtype = torch.uint8 if deployment.input == "uint8" else torch.float32
     batch, height, width = (torch.export.Dim(name, min=1) for name in ("batch", "height", "width"))
-    problems = []
+    problems: list[str] = []
     for free, side in (({0: batch, 2: height, 3: width}, TRACED), ({0: batch}, size)):
         example = torch.zeros((2, 3, side, side), dtype=dtype)
+        title = "Tracing the network again, for one image size" if problems else "Tracing the network"
         try:
-            with quiet_exporter(), _fixed_same_padding():
+            with quiet_exporter(), _fixed_same_padding(), report_steps(deployment, example, title, progress):
                 program = torch.onnx.export(
                     deployment,
                     (example,),
