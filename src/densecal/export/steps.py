@@ -52,8 +52,8 @@ def report_steps(module: nn.Module, example: Tensor, title: str, progress: Progr
 class _Steps(TorchFunctionMode):
     """Counts the operations that PyTorch runs.
 
-    If the exporter cannot capture the graph, it tries Dynamo, which would make this code a part of the graph. So there
-    must be nothing to do for Dynamo.
+    If the exporter cannot capture the graph, it tries Dynamo, which would make these methods a part of the graph, or
+    fail. So they do nothing for Dynamo.
     """
 
     def __init__(self, title: str, progress: Progress) -> None:
