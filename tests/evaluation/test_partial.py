@@ -24,7 +24,8 @@ from densecal.errors import InputError
 from densecal.evaluation.folders import compute, evaluate, evaluate_shared, score_all
 from densecal.evaluation.partial import Partial, merge_partials, pack_partial, read_partial, write_partial
 from densecal.evaluation.record import SkippedFile
-from densecal.evaluation.worker import Part, Settings
+from densecal.evaluation.totals import Total
+from densecal.evaluation.worker import Part, Settings, score_pairs
 from densecal.io.atomic import write_json
 from densecal.io.groups import Groups
 from densecal.metrics.cost import Prices
@@ -125,6 +126,29 @@ def test_merged_parts_give_the_bytes_of_one_call(images, tmp_path, monkeypatch, 
         monkeypatch.setattr(sketch_module, "EXACT_PIXELS", 600)
     rng = random.Random(f"{kind} {binned}")
     assert_same(tmp_path, images[kind], settings_of(kind, full), groups, count, rng)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "mixed", "void"])
+def test_maps_have_the_same_figures_however_many_are_scored_together(images, monkeypatch, kind):
+    how = dataclasses.replace(settings_of(kind, True), prices=Prices(2.0, 1.0))
+    expected = repr(evaluate(*images[kind], settings=how).record)
+    for most in (1, 5):
+        monkeypatch.setattr("densecal.evaluation.level_maps._MOST_WAITING", most)
+        monkeypatch.setattr("densecal.metrics.segmentation.PENDING_MAPS", most)
+        assert repr(evaluate(*images[kind], settings=how).record) == expected
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_stays_the_same_when_it_is_sent(images, kind, full):
+    how = dataclasses.replace(settings_of(kind, full), prices=Prices(2.0, 1.0), entropy=kind != "classes")
+    part = score_pairs(find_pairs(*images[kind])[0], how, False)
+    records = []
+    for own in (pickle.loads(pickle.dumps(part)), part):
+        total = Total(how)
+        total.add(own)
+        records.append(repr(total.record("m", "d")))
+    assert records[0] == records[1]
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("uint8", None), ("void", GROUPS), ("classes", None)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from densecal.evaluation.worker import Part, Settings
 
 Array = NDArray[Any]
+
+_MOST_WAITING = 64
+"""As many are hardly slower than more, whose counts would not fit into the cache."""
+_LATER = np.empty(0)
+"""Stands for an entry that `LevelMaps.score` replaces."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +118,14 @@ class LevelMaps:
             quadrants, counts = count_both_ways(prediction, mask, zones, ZONES)
         else:
             counts = count_levels(prediction, mask, zones, 1 if zones is None else ZONES)
-        if self.waiting and self.waiting[0].counts.shape != counts.shape:
+        if len(self.waiting) == _MOST_WAITING or (self.waiting and self.waiting[0].counts.shape != counts.shape):
             self.score()
         size = math.nan if spacing is None else math.prod(spacing)
         self.waiting.append(_Map(unit, len(part.is_float), len(part.rows), counts, overlap, surfaces, neighbours, size))
-        part.rows.append(np.empty(0))
-        empty = np.empty(0)
-        part.per_image.add(cases=empty, confidences=empty, overlaps=empty)
+        part.rows.append(_LATER)
+        part.per_image.add(cases=_LATER, confidences=_LATER, overlaps=_LATER)
         if zones is not None:
-            part.per_image.add(zones=empty)
+            part.per_image.add(zones=_LATER)
         if settings.entropy:
             part.entropy.add_levels(counts.sum(axis=(0, 1)))
         if counts.shape[-1] > 256:  # many of them would take much memory
@@ -140,15 +144,20 @@ class LevelMaps:
         part.levels[levels] = part.levels[levels] + total if levels in part.levels else total
         part.findings.inspect_levels(counts)
         part.folds.add_maps([m.unit for m in maps], counts)
-        cases, confidences, overlaps = level_cases(counts), level_confidences(counts), level_overlaps(counts)
-        zones = level_rows(by_zone.reshape(-1, 2, levels), bins).reshape(*by_zone.shape[:2], -1)
-        columns = {name: part.per_image.entries(name) for name in ("cases", "confidences", "overlaps", "zones")}
-        for i, (own, row) in enumerate(zip(maps, level_rows(counts, bins), strict=True)):
-            part.rows[own.row] = row
-            cases[i, 3:5] = own.surfaces
-            columns["cases"][own.image] = cases[i, None]
-            sure = complete_confidences(confidences[i], own.neighbours, self.settings.full)
-            columns["confidences"][own.image] = np.concatenate([[own.size], sure])
-            columns["overlaps"][own.image] = overlaps[i] if own.overlap is None else own.overlap
-            if columns["zones"]:
-                columns["zones"][own.image] = zones[i]
+        cases, overlaps = level_cases(counts), level_overlaps(counts)
+        cases[:, 3:5] = [m.surfaces for m in maps]
+        near = np.array([m.neighbours for m in maps])
+        sure = complete_confidences(level_confidences(counts), near, self.settings.full)
+        columns: dict[str, Iterable[Array]] = {
+            "cases": cases[:, None],
+            "confidences": np.column_stack([[m.size for m in maps], sure]),
+            "overlaps": [own if m.overlap is None else m.overlap for m, own in zip(maps, overlaps, strict=True)],
+        }
+        if self.settings.full:
+            columns["zones"] = level_rows(by_zone.reshape(-1, 2, levels), bins).reshape(*by_zone.shape[:2], -1)
+        for name, column in columns.items():
+            entries = part.per_image.entries(name)
+            for m, entry in zip(maps, column, strict=True):
+                entries[m.image] = entry
+        for m, row in zip(maps, level_rows(counts, bins), strict=True):
+            part.rows[m.row] = row

@@ -110,6 +110,13 @@ class Part:
     seconds: float = 0.0
     """How long it took to read and score the pairs."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with the rows as one array, which processes exchange faster than many."""
+        return vars(self) | {"rows": np.array(self.rows)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, rows=list(state["rows"]))
+
     def add_case(self, rows: Array, confidences: Array, spacing: tuple[float, ...] | None) -> None:
         """Add the scores of a case, and the size of its voxels."""
         size = math.nan if spacing is None else math.prod(spacing)

@@ -110,19 +110,19 @@ def case_confidences(
     whole = _mean(confidence, keep)
     means = np.array([whole, _mean(confidence, keep & (predicted != 0))]) / _top(confidence)
     near = neighbour_confidences(confidence, predicted, valid) if full else (math.nan, math.nan)
-    return complete_confidences(means, near, full)
+    return complete_confidences(means, np.array(near), full)
 
 
-def complete_confidences(means: Floats, near: tuple[float, float], full: bool) -> Floats:
-    """Return the averages of a case's confidence, where those over no pixel are replaced by that over all pixels.
+def complete_confidences(means: Floats, near: Floats, full: bool) -> Floats:
+    """Return the averages of the confidence of cases, where those over no pixel are replaced by that over all pixels.
 
     Args:
-        means: Over all pixels and over those called foreground.
-        near: `neighbour_confidences`.
+        means: Over all pixels and over those called foreground, (..., 2).
+        near: `neighbour_confidences`, (..., 2).
         full: Whether these are measured.
     """
-    result = np.array([*means, *near])
-    return np.where(np.isnan(result) & np.array([True, True, full, full]), result[0], result)
+    result = np.concatenate([means, near], axis=-1)
+    return np.where(np.isnan(result) & np.array([True, True, full, full]), result[..., :1], result)
 
 
 def neighbour_confidences(confidence: NDArray[Any], predicted: NDArray[Any], valid: Mask | None) -> tuple[float, float]:
