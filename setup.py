@@ -5,15 +5,16 @@ import sys
 
 from setuptools import Extension, setup
 
-# the same operations in the same order as NumPy: no contraction of multiplications and additions
-OPTIONS = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11", "-ffp-contract=off"]
+# the same operations in the same order as NumPy: no contraction of multiplications and additions; nobody asks whether
+# an operation raised a floating-point flag, so that loops with conditions may be vectorized
+OPTIONS = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11", "-ffp-contract=off", "-fno-trapping-math"]
 
 METRICS = "src/densecal/metrics/"
 EXTENSIONS = [
     Extension(
         "densecal.metrics._native",
-        [METRICS + "_native.c", METRICS + "_float_tables.c"],
-        depends=[METRICS + "_native.h"],
+        [METRICS + name for name in ("_native.c", "_float_tables.c", "_class_tables.c", "_class_order.c")],
+        depends=[METRICS + "_native.h", METRICS + "_class_blocks.h"],
         extra_compile_args=OPTIONS,
         py_limited_api=True,
         optional=True,

@@ -230,20 +230,35 @@ def test_arrays_of_another_size_are_refused():
     with pytest.raises(ValueError, match="picture"):
         native.count_objects(mask, -4, -5)
     p, byte, table = np.zeros((3, 20), np.float32), np.zeros(20, np.uint8), np.zeros((1, 10, 4), np.int64)
-    with pytest.raises(ValueError, match="expected 20 floats"):
-        native.tally(byte, byte, None, table, None, 20, 1, 10, 7)
+    wide, fine = np.zeros(20), np.zeros((4, 4), np.int64)
+    with pytest.raises(ValueError, match="expected 20 items of 8"):
+        native.tally(p[0], byte, None, table, None, 20, 1, 10, 7)
     with pytest.raises(ValueError, match="2 groups"):
-        native.tally(p[0], byte, None, table, np.zeros((4, 4), np.int64), 20, 2, 10, 7)
+        native.tally(wide, byte, None, table, fine, 20, 2, 10, 7)
     with pytest.raises(ValueError, match="found 128 bytes"):
-        native.tally(p[0], byte, None, table, np.zeros((4, 4), np.int64), 20, 1, 10, 7)
+        native.tally(wide, byte, None, table, fine, 20, 1, 10, 7)
+    with pytest.raises(ValueError, match="expected 40 items of 4"):
+        native.tally_classes(p, byte, None, table, None, 2, 1, 20, 10, 7)
+    with pytest.raises(ValueError, match="found 128 bytes"):
+        native.tally_classes(p[0], byte, None, table, fine, 1, 1, 20, 10, 7)
+    with pytest.raises(ValueError, match="found 19 bytes"):
+        native.tally_classes(p[0], byte, byte[1:], table, None, 1, 1, 20, 10, 7)
+    with pytest.raises(ValueError, match="6 steps"):
+        native.tally_classes(p[0], byte, None, table, None, 1, 1, 20, 10, 6)
     with pytest.raises(ValueError, match="pixels 10 to 21 of 20"):
         native.winners(p, byte, p[0], 3, 20, 10, 11)
     with pytest.raises(ValueError, match="found 80 bytes"):
         native.winners(p.astype(np.float64), byte, p[0], 3, 20, 0, 20)
     with pytest.raises(ValueError, match="257 classes"):
         native.count_pairs(byte, byte, np.zeros((257, 257), np.int64), 20, 257, 255)
-    with pytest.raises(ValueError, match="found 80 bytes"):
-        native.rank_classes(p, byte, None, p[0], byte, p[0], p[0], byte[:1], 0, 0, 3, 20, 0, 20)
+    with pytest.raises(ValueError, match="expected 20 floats"):
+        native.rank_classes(byte, byte, None, p[0], wide[None], byte, wide, byte[:1], 0, 0, 1, 20, 0, 20)
+    with pytest.raises(ValueError, match="found 160 bytes"):
+        native.rank_classes(p, byte, None, p[0], wide[None], byte, wide, byte[:1], 0, 0, 3, 20, 0, 20)
+    with pytest.raises(ValueError, match="found 160 bytes"):
+        native.rank_classes(p, byte, None, wide, wide[None], byte, np.zeros((2, 20)), byte[:1], 0, 0, 3, 20, 0, 20)
+    with pytest.raises(ValueError, match="found 19 bytes"):
+        native.rank_classes(p, byte, byte[1:], p[0], wide[None], byte, np.zeros(40), byte[:1], 0, 0, 3, 20, 0, 20)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch):

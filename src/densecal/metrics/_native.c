@@ -8,7 +8,7 @@
 
 #include "_native.h"
 
-#define API 2 /* compiled.py knows which it can call */
+#define API 3 /* compiled.py knows which it can call */
 
 #define BLOCK 64 /* columns whose distances are searched together */
 #define MAX_LIMIT 180
@@ -759,6 +759,7 @@ static PyMethodDef methods[] = {
     {"patch_minimum", patch_minimum, METH_VARARGS, NULL},
     {"missed", missed, METH_VARARGS, NULL},
     {"tally", tally, METH_VARARGS, NULL},
+    {"tally_classes", tally_classes, METH_VARARGS, NULL},
     {"rank_classes", rank_classes, METH_VARARGS, NULL},
     {"winners", winners, METH_VARARGS, NULL},
     {"count_pairs", count_pairs, METH_VARARGS, NULL},

@@ -26,6 +26,9 @@
 
 typedef uint8_t byte;
 
+/* fine_bins.fine_size. */
+static inline int fine_bins(int steps) { return 2 * ((39 << steps) + 2); }
+
 /* Open a contiguous buffer of exactly so many items. */
 static inline int open_array(PyObject *object, Py_buffer *view, Py_ssize_t items, Py_ssize_t itemsize,
                              int writable, const char *name) {
@@ -40,12 +43,12 @@ static inline int open_array(PyObject *object, Py_buffer *view, Py_ssize_t items
 }
 
 /* Open several arrays, or none. The format has a letter per array: the size of its items in bytes, upper case if it is
- * written to: b B (1), h H (2), q Q (8). */
+ * written to: b B (1), h H (2), i I (4), q Q (8). */
 static inline int open_arrays(PyObject **objects, Py_buffer *views, const Py_ssize_t *items, const char *format,
                               const char *name) {
     for (int i = 0; format[i]; i++) {
         char letter = format[i] | 32;
-        Py_ssize_t size = letter == 'b' ? 1 : letter == 'h' ? 2 : 8;
+        Py_ssize_t size = letter == 'b' ? 1 : letter == 'h' ? 2 : letter == 'i' ? 4 : 8;
         if (open_array(objects[i], &views[i], items[i], size, format[i] < 'a', name) < 0) {
             while (i--)
                 PyBuffer_Release(&views[i]);
@@ -74,6 +77,11 @@ static inline void close_arrays(Py_buffer *views, int count) {
 
 /* Of _float_tables.c. */
 PyObject *tally(PyObject *self, PyObject *args);
+
+/* Of _class_tables.c. */
+PyObject *tally_classes(PyObject *self, PyObject *args);
+
+/* Of _class_order.c. */
 PyObject *rank_classes(PyObject *self, PyObject *args);
 PyObject *winners(PyObject *self, PyObject *args);
 PyObject *count_pairs(PyObject *self, PyObject *args);

@@ -1,4 +1,4 @@
-"""The compiled passes over arrays, `_native.c` and `_float_tables.c`, where the installation has them.
+"""The compiled passes over arrays, `_native.c` and the other files in C, where the installation has them.
 
 NumPy does the same without, with the same bits: whoever asks for a compiled function keeps its counterpart beside it.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 MOST_CLASSES = 256
 """Labels are bytes in compiled functions."""
-_API = 2
+_API = 3
 """The functions that this version calls: those of a library built from another version are not."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from densecal.metrics.arrays import Array, cast, namespace, on_host, take, to_host
 from densecal.metrics.fine_bins import Floats, limbs_to_float
@@ -89,19 +90,14 @@ def rows_of(table: Array, scores: Array) -> Array:
 
 def score_sums(values: Array, labels: Array, softmax: bool, valid: Array | None) -> Array:
     """Return the sums of Brier score and negative log-likelihood of every image, (B, 2)."""
+    xp = namespace(values)
     if softmax:
         truth = take(values, labels.clip(0, values.shape[1] - 1))
-        return softmax_score_sums((values * values).sum(1), truth, valid)
-    xp = namespace(values)
+        brier = ((values * values).sum(1) - 2.0 * truth + 1.0).clip(0.0)
+        return _sum_scores(brier, -xp.log(truth.clip(NLL_FLOOR, 1.0)), valid)
     truth = xp.where(labels == 1, values, 1.0 - values)
     nll = -xp.log(truth.clip(NLL_FLOOR, 1.0 - NLL_FLOOR))
     return _sum_scores((1.0 - truth) ** 2, nll, None if valid is None else valid[:, None])
-
-
-def softmax_score_sums(squares: Array, truth: Array, valid: Array | None) -> Array:
-    """Return the same sums from the sum of squares over the classes and the probability of the true one, (B, P)."""
-    brier = (squares - 2.0 * truth + 1.0).clip(0.0)
-    return _sum_scores(brier, -namespace(truth).log(truth.clip(NLL_FLOOR, 1.0)), valid)
 
 
 def _sum_scores(brier: Array, nll: Array, valid: Array | None) -> Array:
@@ -109,3 +105,12 @@ def _sum_scores(brier: Array, nll: Array, valid: Array | None) -> Array:
     if valid is not None:
         both = both * valid
     return both.reshape(2, len(brier), -1).sum(2).T
+
+
+def sums_of_scores(scores: Floats, valid: NDArray[np.bool_] | None) -> Floats:
+    """Return the same sums (2,) of one image from its Brier scores and true probabilities (2, P), which are changed."""
+    np.maximum(scores[1], NLL_FLOOR, out=scores[1])
+    np.negative(np.log(scores[1], out=scores[1]), out=scores[1])
+    if valid is not None:
+        scores *= valid
+    return np.asarray(scores.sum(1))

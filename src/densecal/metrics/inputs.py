@@ -70,6 +70,13 @@ def _check_sums(part: Array, keep: Array | None) -> None:
         raise ValueError(f"class probabilities that miss a sum of 1 by {worst:.3g}; expected softmax probabilities")
 
 
+def clipped(values: Array, valid: Array | None) -> Array:
+    """Return probabilities in [0, 1], and 0 for NaN."""
+    if valid is not None or not on_host(values):  # void pixels, and bad ones on an accelerator
+        values = namespace(values).where(namespace(values).isnan(values), 0.0, values)
+    return values.clip(0.0, 1.0)
+
+
 def out_of_range(values: Array) -> Array:
     """Return where values are not probabilities."""
     return ~((values >= -SLACK) & (values <= 1 + SLACK))

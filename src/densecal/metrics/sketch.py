@@ -31,10 +31,10 @@ from densecal.metrics.fine_bins import (
     true_rank,
 )  # fmt: skip
 from densecal.metrics.image_rows import RowTable, rows_of, score_sums
-from densecal.metrics.inputs import check_values, is_invalid
+from densecal.metrics.inputs import check_values, clipped, is_invalid
 from densecal.metrics.levels import BOUNDARY_DISTANCES, MAX_LEVEL, ROW_SCALARS, top_ks
 from densecal.metrics.sketch_files import STEPS_SIGMOID, STEPS_SOFTMAX, read_sketch, write_sketch
-from densecal.metrics.softmax_counts import SoftmaxCounts, can_count
+from densecal.metrics.softmax_counts import SoftmaxCounts, counts_for
 
 EXACT_PIXELS = 1 << 20
 """Up to this number, pixels of float maps are kept one by one; beyond it they are counted in fine bins."""
@@ -118,7 +118,9 @@ class Sketch:
         if channels * pixels > _MAX_IMAGE:
             raise ValueError(f"an image of {channels * pixels:,} values; expected at most {_MAX_IMAGE:,}")
         total = add_pixels(self._pixels, self._weight(batch, pixels))
-        counts = self._softmax_counts(values, valid, zones, logits)  # which checks what it counts
+        counts = None
+        if self.softmax and not logits:
+            counts = counts_for(values, valid, self.bins, self.top_ks, zones is not None, self._is_large)
         if counts is None and on_host(values):  # elsewhere the check would stall the device: `compute` raises instead
             check_values(values, valid, logits, self.softmax, chunk)
         before = {**vars(self), "_counted": self._counted.copy(), "raw": list(self.raw)}
@@ -128,23 +130,16 @@ class Sketch:
             parts = [slice(start, start + chunk) for start in range(0, pixels, chunk)]
             rows = [self._count_group(group, parts, values, labels, valid, zones, logits, counts) for group in groups]
             if counts is not None:
+                counts.add_classes(values, labels, valid)
                 for name, table in counts.tables.items():
                     self._counted.add(name, table)
+                self._raw_pixels += counts.fine_pixels
                 self._bin_if_large()
             self._pixels = total
             self.rows.append(namespace(values).concatenate(rows))
         except BaseException:  # out of memory, interrupted or not probabilities: the batch was not counted
             vars(self).update(before)
             raise
-
-    def _softmax_counts(
-        self, values: Array, valid: Array | None, zones: Array | None, logits: bool
-    ) -> SoftmaxCounts | None:
-        """Return what counts a batch by compiled passes, if they can."""
-        if logits or not self.softmax or not on_host(values) or not can_count(values, self.bins):
-            return None
-        pixels = len(values) * values.shape[2] if valid is None else int(np.count_nonzero(valid))
-        return SoftmaxCounts(self.num_classes, self.bins, self.top_ks, zones is not None, self._is_large(pixels))
 
     def _weight(self, images: int, pixels: int) -> int:
         return images * pixels * (1 if self.softmax else self.num_classes)
@@ -168,7 +163,9 @@ class Sketch:
             keep = None if valid is None else valid[group, part]
             if counts is not None:
                 near = None if zones is None else zones[group, part]
-                self._count_softmax(counts, values[group], labels[group, part], keep, near, part, table, scores)
+                counts.add(values[group], labels[group, part], keep, near, part, table, scores)
+                if "fine" not in counts.tables:
+                    self._store(clipped(cast(values[group, :, part], "float64"), keep), labels[group, part], keep)
                 continue
             p = self._to_probabilities(cast(values[group, :, part], "float64"), logits)
             if not on_host(p):
@@ -202,7 +199,7 @@ class Sketch:
         """Add a chunk of a group of images to the tables, and to ``table`` and ``scores``, the sums of the group."""
         group, _, pixels = values.shape
         xp = namespace(values)
-        values = _clipped(values, valid)
+        values = clipped(values, valid)
         scores += score_sums(values, labels, self.softmax, valid)
         self._store(values, labels, valid)
         counting = kernels_for(values) if self.num_classes == 1 else None
@@ -227,28 +224,6 @@ class Sketch:
             for value, outcome in self._channel_outcomes(values, labels)
         ]
         self._counted.add("classes", xp.stack(classes))
-
-    def _count_softmax(
-        self,
-        counts: SoftmaxCounts,
-        values: Array,
-        labels: Array,
-        valid: Array | None,
-        zones: Array | None,
-        part: slice,
-        table: Array,
-        scores: Array,
-    ) -> None:
-        """Do what `_count` does by compiled passes, but for the tables that ``counts`` keeps."""
-        for image, whole in enumerate(values):
-            keep = None if valid is None or valid[image].all() else valid[image]
-            top, sums = counts.add(whole, labels[image], keep, None if zones is None else zones[image], part)
-            table[image] += top
-            scores[image] += sums
-        if "fine" in counts.tables:
-            self._raw_pixels += labels.size if valid is None else int(np.count_nonzero(valid))
-        else:
-            self._store(_clipped(cast(values[..., part], "float64"), valid), cast(labels, "int64"), valid)
 
     def add_invalid(self, bad: Array) -> None:
         """Count invalid pixels; if there are any, no result can be computed."""
@@ -473,10 +448,3 @@ class Sketch:
         if self.is_binned:
             parts.append(fine_atoms(*self._counted.carried("fine_top")))
         return concatenate_atoms(parts)
-
-
-def _clipped(values: Array, valid: Array | None) -> Array:
-    """Return probabilities in [0, 1], and 0 for NaN."""
-    if valid is not None or not on_host(values):  # void pixels, and bad ones on an accelerator
-        values = namespace(values).where(namespace(values).isnan(values), 0.0, values)
-    return values.clip(0.0, 1.0)
