@@ -18,7 +18,7 @@
 
 #define BLOCK 512             /* pixels that are counted together, in the nearest cache */
 #define GROUP 32              /* pixels of a block that are placed together: faster if all of them are small */
-#define STRAND 64             /* neighbours often share a cell, whose sum is not ready yet; pixels so far apart rarely */
+#define STRAND 64             /* neighbours often share a cell, whose sum is not ready yet; those so far apart rarely */
 #define MOST_PIXELS (1 << 15) /* a cell with so many is emptied before as many more are counted */
 #define PIXEL ((uint64_t)1 << 48)
 #define TINY 0x1p-30f
