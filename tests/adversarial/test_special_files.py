@@ -82,7 +82,10 @@ def run(tmp_path_factory):
 
 OF_A_RUN = {
     "weights of a model": ("run/checkpoints/last/model.safetensors", ["predict", "run", "photos", "--out", "out"]),
-    "state of an optimizer": ("run/checkpoints/last/optimizer.pt", ["predict", "run", "photos", "--out", "out"]),
+    "state of an optimizer": (
+        "run/checkpoints/last/optimizer.pt",
+        ["train", "run/config.yaml", "--out", "run", "--resume"],
+    ),
     "meta.json": ("run/checkpoints/last/meta.json", ["predict", "run/checkpoints/last", "photos", "--out", "out"]),
     "a log": ("run/log.jsonl", ["report", "run", "--out", "page.html"]),
     "settings": ("run/config.yaml", ["train", "demo", "--out", "run", "--resume"]),

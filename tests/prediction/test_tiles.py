@@ -266,6 +266,15 @@ def runs(tmp_path):
     return paths
 
 
+def test_predict_reads_the_weights_of_a_run_and_no_state_of_its_training(runs, tmp_path):
+    for out in ("before", "after"):
+        assert run("predict", runs[0], tmp_path / "photos", "--out", tmp_path / out, "--device", "cpu")[::2] == (0, "")
+        for name in (checkpoint.METHOD, checkpoint.OPTIMIZER):
+            (runs[0] / "checkpoints" / "last" / name).unlink(missing_ok=True)
+    before, after = ((tmp_path / out / "a.b.png").read_bytes() for out in ("before", "after"))
+    assert before == after
+
+
 @pytest.mark.parametrize("kind", ["plain", "ensemble", "mc-dropout"])
 def test_predict_in_tiles(runs, tmp_path, kind):
     options = {"plain": [], "ensemble": ["--ensemble", runs[1]], "mc-dropout": ["--mc-dropout", 2]}[kind]

@@ -199,6 +199,29 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(tmp_path, nam
     assert name in problems[0]
 
 
+@pytest.mark.parametrize("damage", [b"", b"cut short", None])
+def test_the_model_of_a_checkpoint_is_read_without_the_state_of_training(tmp_path, damage):
+    save(tmp_path / "last", 3)
+    for name in (checkpoint.METHOD, checkpoint.OPTIMIZER):
+        (tmp_path / "last" / name).unlink()
+        if damage is not None:
+            (tmp_path / "last" / name).write_bytes(damage)
+    model, meta = checkpoint.load_model(tmp_path / "last")
+    assert torch.equal(model["w"], MODEL["w"])
+    assert meta["epoch"] == 3
+
+
+@pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.META])
+@pytest.mark.parametrize("damage", [b"", b"cut short", None])
+def test_a_damaged_model_is_refused(tmp_path, name, damage):
+    save(tmp_path / "last", 3)
+    (tmp_path / "last" / name).unlink()
+    if damage is not None:
+        (tmp_path / "last" / name).write_bytes(damage)
+    with pytest.raises(InputError, match=re.escape(name)):
+        checkpoint.load_model(tmp_path / "last")
+
+
 @pytest.mark.parametrize("stage", ["nothing renamed", "last moved away", "new half written"])
 def test_a_kill_between_the_renames_loses_nothing(tmp_path, stage):
     for epoch in (1, 2):

@@ -132,8 +132,8 @@ class Predictor:
 def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     """Load the model of a run folder (its last checkpoint, with its calibrator) or of a checkpoint folder."""
     folder = checkpoint.find(run_or_checkpoint)
-    saved = checkpoint.load(folder)
-    config = parse_config(saved.meta.get("config"), str(folder / checkpoint.META))
+    weights, meta = checkpoint.load_model(folder)
+    config = parse_config(meta.get("config"), str(folder / checkpoint.META))
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InputError("--device", device, "auto, cpu, or cuda where there is one")
     where = torch.device(
@@ -147,7 +147,7 @@ def load_predictor(run_or_checkpoint: Path, device: str = "auto") -> Predictor:
     except (ValueError, TypeError) as error:
         raise InputError(folder / checkpoint.META, str(error), "the configuration of a model") from None
     try:
-        model.load_state_dict(saved.model)
+        model.load_state_dict(weights)
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
         raise InputError(folder / checkpoint.MODEL, problem, f"weights of {config.model.arch}") from None

@@ -211,6 +211,35 @@ def load(folder: Path) -> Checkpoint:
     Raises:
         InputError: A file is missing, cut short or changed.
     """
+    meta, hashes = _read_meta(folder)
+    for name, expected in hashes.items():
+        _check_hash(folder / name, expected)
+    try:
+        optimizer = read_torch_file(folder / OPTIMIZER)
+        model, method = _read_tensors(folder / MODEL), _read_tensors(folder / METHOD)
+    except Exception as error:
+        raise _unreadable(folder, error) from None
+    if not isinstance(optimizer, dict):
+        raise InputError(folder / OPTIMIZER, f"a {type(optimizer).__name__}", "the state of the optimizers")
+    return Checkpoint(model, method, optimizer, meta, folder)
+
+
+def load_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read and check the weights and the meta of a checkpoint folder, without the state of its training.
+
+    Raises:
+        InputError: One of both files is missing, cut short or changed.
+    """
+    meta, hashes = _read_meta(folder)
+    _check_hash(folder / MODEL, hashes[MODEL])
+    try:
+        return _read_tensors(folder / MODEL), meta
+    except Exception as error:
+        raise _unreadable(folder, error) from None
+
+
+def _read_meta(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read and check `meta.json`; return it and the SHA-256 of the other files."""
     try:
         meta = read_json(folder / META, "a complete checkpoint")
         hashes = {name: meta["sha256"][name] for name in (MODEL, METHOD, OPTIMIZER)}
@@ -228,23 +257,23 @@ def load(folder: Path) -> Checkpoint:
         raise InputError(folder / META, "a damaged first_stage", "the run that the second stage started from")
     if meta.get("version") != VERSION:
         raise InputError(folder / META, f"format version {meta.get('version')}", f"version {VERSION}")
-    for name in (MODEL, METHOD, OPTIMIZER):
-        path = folder / name
-        if not path.is_file():
-            raise InputError(path, "no such file", "a complete checkpoint")
-        if _sha256(path) != hashes.get(name):
-            raise InputError(
-                path, "cut short or changed since it was written", "the content whose hash is in meta.json"
-            )
-    try:
-        optimizer = read_torch_file(folder / OPTIMIZER)
-        # not load_file, which refuses folders whose names are not UTF-8
-        model, method = (load_tensors((folder / name).read_bytes()) for name in (MODEL, METHOD))
-    except Exception as error:
-        raise InputError(folder, f"unreadable ({' '.join(str(error).split())[:200]})", "a checkpoint") from None
-    if not isinstance(optimizer, dict):
-        raise InputError(folder / OPTIMIZER, f"a {type(optimizer).__name__}", "the state of the optimizers")
-    return Checkpoint(model, method, optimizer, meta, folder)
+    return meta, hashes
+
+
+def _check_hash(path: Path, expected: Any) -> None:
+    """Raise an InputError unless a file of a checkpoint folder has the SHA-256 it was written with."""
+    if not path.is_file():
+        raise InputError(path, "no such file", "a complete checkpoint")
+    if _sha256(path) != expected:
+        raise InputError(path, "cut short or changed since it was written", "the content whose hash is in meta.json")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    return load_tensors(path.read_bytes())  # not load_file, which refuses folders whose names are not UTF-8
+
+
+def _unreadable(folder: Path, error: Exception) -> InputError:
+    return InputError(folder, f"unreadable ({' '.join(str(error).split())[:200]})", "a checkpoint")
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from densecal.errors import InputError
 from densecal.training import checkpoint
 from densecal.training.checkpoint import Checkpoint
@@ -33,17 +35,19 @@ class FirstStage:
 
     Attributes:
         folder: The run folder, or a checkpoint folder.
-        saved: Its last checkpoint.
+        weights: Those of its last checkpoint.
+        meta: What else that checkpoint says, as in ``Checkpoint``.
     """
 
     folder: Path
-    saved: Checkpoint
+    weights: dict[str, Tensor]
+    meta: dict[str, Any]
 
     @property
     def origin(self) -> dict[str, Any]:
         """What the checkpoints of a run say about the run that it started from."""
-        meta = self.saved.meta
-        return {"run": str(self.folder), "epoch": meta["epoch"], "weights": meta["sha256"][checkpoint.MODEL]}
+        hashes = self.meta["sha256"]
+        return {"run": str(self.folder), "epoch": self.meta["epoch"], "weights": hashes[checkpoint.MODEL]}
 
 
 def read_first_stage(config: Config, folder: Path) -> FirstStage:
@@ -61,16 +65,16 @@ def read_first_stage(config: Config, folder: Path) -> FirstStage:
             "method", f"{config.method.name} without a second stage, which would start from {folder}",
             "method.schedule=two-stage, with a method that has it",
         )  # fmt: skip
-    saved = checkpoint.load(checkpoint.find(folder))
-    before = parse_config(saved.meta.get("config"), str(folder))
+    weights, meta = checkpoint.load_model(checkpoint.find(folder))
+    before = parse_config(meta.get("config"), str(folder))
     if before.method.name != FIRST_STAGE:
         raise InputError(folder, f"a run of {before.method.name}", f"a run of {FIRST_STAGE}, which is the first stage")
-    if saved.meta["epoch"] < before.total_epochs:
-        raise InputError(folder, f"a run after {saved.meta['epoch']} of {before.total_epochs} epochs", "a finished run")
+    if meta["epoch"] < before.total_epochs:
+        raise InputError(folder, f"a run after {meta['epoch']} of {before.total_epochs} epochs", "a finished run")
     differing = difference(before, config)
     if differing is not None:
         raise InputError(folder, f"a run with {differing}", "a run with the same network, data and split")
-    return FirstStage(folder, saved)
+    return FirstStage(folder, weights, meta)
 
 
 def check_first_stage(out: Path, saved: Checkpoint, first_stage: FirstStage) -> None:
@@ -89,12 +93,12 @@ def load_first_stage(run: Run, first_stage: FirstStage) -> None:
     Raises:
         InputError: The images, their split, or the weights differ.
     """
-    folder, saved = first_stage.folder, first_stage.saved
-    if saved.meta.get("samples") != hash_names(run):
+    folder = first_stage.folder
+    if first_stage.meta.get("samples") != hash_names(run):
         raise InputError(folder, "a run on other images, or on another split of them", "a run with the same split")
     try:
         for network in (run.network, run.kept_network):
-            network.load_state_dict(saved.model)
+            network.load_state_dict(first_stage.weights)
     except RuntimeError as error:
         problem = f"weights that do not fit the network ({' '.join(str(error).split())[:200]})"
         raise InputError(folder, problem, "a run with the same network") from None
